@@ -1,0 +1,1 @@
+"""One file a verb, or a family of verbs."""

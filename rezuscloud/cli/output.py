@@ -1,0 +1,85 @@
+"""Owns how `rezusctl` prints: tables, YAML, JSON, names, and colour only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncclick as click
+
+FORMATS = ("table", "wide", "json", "yaml", "name")
+
+
+def print_table(table: Mapping[str, Any], *, wide: bool, with_namespace: bool) -> None:
+    """Prints a server's Table; columns of lower priority only when `wide`."""
+    columns = [(at, c) for at, c in enumerate(table["columnDefinitions"]) if wide or not c.get("priority")]
+    head = ["CLUSTER"] if with_namespace else []
+    rows = [head + [column["name"].upper() for _, column in columns]]
+    for row in table["rows"]:
+        meta = row["object"]["metadata"]
+        cells = [meta.get("namespace", "")] if with_namespace else []
+        rows.append(cells + [_cell(row["cells"][at]) for at, _ in columns])
+    print_rows(rows)
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Aligned columns; the first row is the head."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.echo(click.style(line, bold=True) if number == 0 else line)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if value is True or value is False:
+        return str(value)
+    return " ".join(str(value).split())
+
+
+def print_document(doc: Any, output: str) -> None:
+    """One document, or a List, as YAML or JSON."""
+    if output == "json":
+        click.echo(json.dumps(doc, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(doc, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def print_names(kind_plural: str, items: Sequence[Mapping[str, Any]]) -> None:
+    for item in items:
+        click.echo(f"{kind_plural}/{item['metadata']['name']}")
+
+
+class Progress:
+    """One line that changes: written over on a terminal, a new line for each change elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._last = ""
+
+    def show(self, text: str) -> None:
+        if text == self._last:
+            return
+        self._last = text
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+        else:
+            click.echo(text, err=True)
+
+    def end(self) -> None:
+        """Leaves the last text standing."""
+        if self._is_terminal and self._last:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+def bar(done: int, total: int, width: int = 24) -> str:
+    """A progress bar in characters, e.g. `[######------] 3/6`."""
+    filled = width * done // total if total else width
+    return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"

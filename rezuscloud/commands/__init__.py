@@ -1,0 +1,1 @@
+"""The server's own verbs: serve, render, rebuild, plugins."""

@@ -1,0 +1,1 @@
+"""The hallway: identity, errors and streams between sockets and the desk."""

@@ -1,0 +1,1 @@
+"""Plain tools that know nothing of RezusCloud: child processes, supervised tasks, redaction."""

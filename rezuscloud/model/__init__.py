@@ -1,0 +1,1 @@
+"""Plain data: what resources look like. Imports nothing of ours and does no I/O."""

@@ -1,0 +1,1 @@
+"""The contract with guests. Plugins import from here and from nowhere else in RezusCloud."""

@@ -1,0 +1,1 @@
+"""The engine room: makes declared tenants true, one run at a time per tenant."""

@@ -1,0 +1,1 @@
+"""The cellar: what is true. All SQL lives here."""

@@ -1,0 +1,89 @@
+"""The access log: one line a request, whatever is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+from rezuscloud.http.access_log import AccessLog
+
+
+def _note(log: AccessLog, **changes: Any) -> None:
+    fields: dict[str, Any] = {
+        "method": "GET",
+        "path": "/api/v1/tenants",
+        "status": 200,
+        "seconds": 0.0123,
+        "size": 42,
+        "user": "admin",
+        "address": "192.0.2.1",
+        "request": "abc-1",
+    }
+    log.note(**(fields | changes))
+
+
+async def test_a_line_says_what_when_how_long_and_who() -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream=stream)
+    _note(log)
+    log.flush()
+    stamp, _, rest = stream.getvalue().partition(" ")
+    assert stamp.endswith("Z")
+    assert rest == (
+        "INFO rezuscloud.http.access GET /api/v1/tenants 200 12.3ms 42B "
+        "user=admin from=192.0.2.1 request=abc-1\n"
+    )
+
+
+async def test_json_lines_are_json_whatever_the_path_holds() -> None:
+    stream = io.StringIO()
+    log = AccessLog(as_json=True, stream=stream)
+    _note(log)
+    _note(log, path="/\udcff\n\x1b[31m")
+    log.flush()
+    first, second = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (first["method"], first["status"], first["ms"], first["request"]) == ("GET", 200, 12.3, "abc-1")
+    assert second["path"].startswith("/")
+
+
+async def test_a_path_cannot_forge_a_line_or_fill_the_log() -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream=stream)
+    _note(log, path="/a\nINFO forged\x1b[31m\udcff")
+    _note(log, path="/" + "a" * 5000)
+    log.flush()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "\x1b" not in lines[0]
+    assert len(lines[1]) < 500
+    lines[0].encode()
+
+
+async def test_lines_are_written_soon_without_being_asked() -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream=stream)
+    _note(log)
+    assert stream.getvalue() == ""
+    written = asyncio.Event()
+    stream.flush = written.set  # type: ignore[method-assign]  # the log flushes when it has written
+    async with asyncio.timeout(5):
+        await written.wait()
+    assert stream.getvalue()
+
+
+async def test_many_lines_are_written_at_once() -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream=stream)
+    for _ in range(500):
+        _note(log)
+    assert stream.getvalue().count("\n") == 500
+
+
+async def test_a_stream_that_cannot_be_written_breaks_nothing() -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream=stream)
+    stream.close()
+    _note(log)
+    log.flush()
