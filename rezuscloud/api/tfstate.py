@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
-from aiohttp import ClientPayloadError, web
+from aiohttp import web
 
 from rezuscloud.http.body import read_optional
 from rezuscloud.http.errors import RequestTimeout, json_response
@@ -197,8 +197,8 @@ async def _next_chunk(request: web.Request) -> bytes:
             return await request.content.readany()
     except TimeoutError:
         raise RequestTimeout(f"the upload stood still for {_SILENCE_S:.0f} s; nothing was stored") from None
-    except ClientPayloadError as error:
-        raise BadRequest(f"the upload broke off; nothing was stored ({error})") from None
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the upload cannot be read; nothing was stored ({error})") from None
 
 
 def _too_large(max_bytes: int) -> TooLarge:

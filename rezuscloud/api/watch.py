@@ -20,7 +20,8 @@ from rezuscloud.access.policy import authorize
 from rezuscloud.api.paths import Target
 from rezuscloud.api.query import read_count, read_flag
 from rezuscloud.http.errors import JSON
-from rezuscloud.http.keys import IDENTITY, TOKEN, TOLD
+from rezuscloud.http.keys import IDENTITY, TOLD
+from rezuscloud.http.middleware import authenticate
 from rezuscloud.http.sse import EVENT_STREAM, Stream, Streams, event, wants_events
 from rezuscloud.model.errors import BadRequest, Expired, Unauthorized
 from rezuscloud.model.meta import Match
@@ -38,11 +39,10 @@ class Watches:
 
     def is_welcome(self, request: web.Request) -> Callable[[], bool]:
         """Asks again whether the request's token is good: a stream may outlive it."""
-        token = request[TOKEN]
 
         def ask() -> bool:
             try:
-                self._sessions.verify(token)
+                authenticate(request, self._sessions)
             except Unauthorized:
                 return False
             return True

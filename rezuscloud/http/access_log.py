@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import TextIO
+from functools import lru_cache
+from typing import NamedTuple, TextIO
 
 import orjson
 
@@ -20,48 +21,36 @@ _FLUSH_LINES = 500
 _MAX_PATH = 300
 
 
+class Entry(NamedTuple):
+    """One request that is over."""
+
+    time: float
+    """When it was over, Unix time."""
+    method: str
+    path: str
+    """Without the query."""
+    status: int
+    seconds: float
+    size: int
+    """Bytes of the answer's body."""
+    user: str
+    address: str
+    request: str
+
+
 class AccessLog:
     """Lines as text, or as JSON objects when `as_json`. Must be used inside a running event loop."""
 
     def __init__(self, *, as_json: bool = False, stream: TextIO | None = None) -> None:
-        self._as_json = as_json
+        self._form = _json if as_json else _text
         self._stream = stream
-        self._lines: list[str] = []
+        self._entries: list[Entry] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._second = 0
-        self._stamp = ""
 
-    def note(
-        self,
-        method: str,
-        path: str,
-        status: int,
-        seconds: float,
-        size: int,
-        user: str,
-        address: str,
-        request: str,
-    ) -> None:
-        """One request that is over. `path` without its query; `size` in bytes."""
-        now = time.time()
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        stamp = f"{self._stamp}.{int((now - second) * 1000):03}Z"
-        if len(path) > _MAX_PATH:
-            path = path[:_MAX_PATH] + "..."
-        if self._as_json:
-            line = _json_line(stamp, method, path, status, seconds, size, user, address, request)
-        else:
-            if not path.isprintable() or not path.isascii():
-                path = ascii(path)[1:-1]
-            line = (
-                f"{stamp} INFO {LOGGER} {method} {path} {status} {seconds * 1000:.1f}ms {size}B"
-                f" user={user} from={address} request={request}"
-            )
-        self._lines.append(line)
-        if len(self._lines) >= _FLUSH_LINES:
+    def note(self, entry: Entry) -> None:
+        """Remembers one request for the next writing."""
+        self._entries.append(entry)
+        if len(self._entries) >= _FLUSH_LINES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
@@ -71,42 +60,59 @@ class AccessLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._lines:
+        if not self._entries:
             return
-        text = "\n".join(self._lines) + "\n"
-        self._lines.clear()
+        lines = [self._form(entry) for entry in self._entries]
+        self._entries.clear()
         stream = self._stream or sys.stderr
         try:
-            stream.write(text)
+            stream.write("\n".join(lines) + "\n")
             stream.flush()
         except (OSError, ValueError):
             return
 
 
-def _json_line(
-    stamp: str,
-    method: str,
-    path: str,
-    status: int,
-    seconds: float,
-    size: int,
-    user: str,
-    address: str,
-    request: str,
-) -> str:
+def _stamp(moment: float) -> str:
+    second = int(moment)
+    return f"{_second(second)}.{int((moment - second) * 1000):03}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def _short(path: str) -> str:
+    if len(path) > _MAX_PATH:
+        path = path[:_MAX_PATH] + "..."
+    if path.isascii() and path.isprintable():
+        return path
+    return ascii(path)[1:-1]
+
+
+def _text(entry: Entry) -> str:
+    return (
+        f"{_stamp(entry.time)} info    http.access: {entry.method} {_short(entry.path)} {entry.status}"
+        f" {entry.seconds * 1000:.1f}ms {entry.size}B"
+        f" user={entry.user} from={entry.address} request={entry.request}"
+    )
+
+
+def _json(entry: Entry) -> str:
+    path = _short(entry.path)
     return orjson.dumps(
         {
-            "time": stamp,
-            "level": "INFO",
+            "time": _stamp(entry.time),
+            "level": "info",
             "logger": LOGGER,
-            "message": f"{method} {path} {status}".encode("utf-8", "backslashreplace").decode(),
-            "method": method,
-            "path": path.encode("utf-8", "backslashreplace").decode(),
-            "status": status,
-            "ms": round(seconds * 1000, 1),
-            "bytes": size,
-            "user": user,
-            "address": address,
-            "request": request,
+            "message": f"{entry.method} {path} {entry.status}",
+            "method": entry.method,
+            "path": path,
+            "status": entry.status,
+            "ms": round(entry.seconds * 1000, 1),
+            "bytes": entry.size,
+            "user": entry.user,
+            "address": entry.address,
+            "request": entry.request,
         }
     ).decode()

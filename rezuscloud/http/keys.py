@@ -18,18 +18,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 IDENTITY = web.RequestKey("IDENTITY", Identity)
 """Who is asking; missing on public routes."""
-TOKEN = web.RequestKey("TOKEN", str)
-"""The token that proved it, for streams that ask again. Never logged."""
-REQUEST_ID = web.RequestKey("REQUEST_ID", str)
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The same for code that has no request at hand: a log formatter puts it on every line."""
+"""Number of the request that is being answered; a log formatter puts it on every line."""
 
 
 @dataclass(slots=True)
 class Told:
-    """What a handler knows of its request and the access log and the metrics want to know."""
+    """What is known of a request: its number from the start, the rest as a handler finds it out, for the
+    access log and the metrics."""
 
+    request_id: str
     kind: str = ""
     """Plural name of the kind."""
     verb: str = ""

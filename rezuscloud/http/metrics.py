@@ -22,6 +22,7 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _FINAL = frozenset(phase.value for phase in RunPhase if phase.is_final)
 _LAG_INTERVAL_S = 1.0
+_COUNT_AT_ONCE = 500
 
 
 class Metrics:
@@ -57,6 +58,8 @@ class Metrics:
             registry=self.registry,
         )
         # The children by their labels: looking them up in prometheus-client costs more than counting.
+        # Many at once: prometheus-client is twice as fast while it is warm in the processor.
+        self._uncounted: list[tuple[str, str, int, float | None]] = []
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
@@ -65,13 +68,20 @@ class Metrics:
 
     def count_request(self, kind: str, verb: str, code: int, seconds: float | None) -> None:
         """One request answered. `seconds` None = a stream, whose length says nothing."""
-        found = self._known.get((kind, verb, code))
-        if found is None:
-            found = self._requests.labels(kind, verb, str(code)), self._latency.labels(kind, verb)
-            self._known[kind, verb, code] = found
-        found[0].inc()
-        if seconds is not None:
-            found[1].observe(seconds)
+        self._uncounted.append((kind, verb, code, seconds))
+        if len(self._uncounted) >= _COUNT_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        for kind, verb, code, seconds in self._uncounted:
+            found = self._known.get((kind, verb, code))
+            if found is None:
+                found = self._requests.labels(kind, verb, str(code)), self._latency.labels(kind, verb)
+                self._known[kind, verb, code] = found
+            found[0].inc()
+            if seconds is not None:
+                found[1].observe(seconds)
+        self._uncounted.clear()
 
     def count_commit(self, seconds: float) -> None:
         self._commits.observe(seconds)
@@ -87,6 +97,7 @@ class Metrics:
 
     def expose(self) -> bytes:
         """The text that Prometheus reads."""
+        self._count()
         text = generate_latest(self.registry)
         self._lag.set(0.0)
         return text

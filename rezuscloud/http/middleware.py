@@ -23,13 +23,11 @@ from aiohttp.typedefs import Middleware
 
 from rezuscloud.access.identity import Identity
 from rezuscloud.access.policy import authorize
-from rezuscloud.http.access_log import AccessLog
+from rezuscloud.http.access_log import AccessLog, Entry
 from rezuscloud.http.errors import add_safe_headers, to_response
 from rezuscloud.http.keys import (
     IDENTITY,
-    REQUEST_ID,
     RULES,
-    TOKEN,
     TOLD,
     Access,
     Permission,
@@ -40,12 +38,6 @@ from rezuscloud.http.metrics import Metrics
 from rezuscloud.model.errors import Forbidden, Unauthorized
 
 _log = logging.getLogger(__name__)
-access_log = logging.getLogger("rezuscloud.http.access")
-"""One line a request: no query, no headers, no tokens. A JSON formatter finds the fields in `record.args`."""
-
-_LINE = (
-    "%(method)s %(path)s %(status)d %(ms).1fms %(bytes)dB user=%(user)s from=%(address)s request=%(request)s"
-)
 _QUIET = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 """Asked every few seconds for ever: logged only when something is wrong."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "LOCK", "UNLOCK"})
@@ -69,9 +61,8 @@ def hallway(verifier: Verifier, metrics: Metrics, access_log: AccessLog) -> Midd
     ) -> web.StreamResponse:
         started = time.perf_counter()
         number = f"{prefix}-{next(numbers):x}"
-        request[REQUEST_ID] = number
         request_id.set(number)
-        told = request[TOLD] = Told()
+        told = request[TOLD] = Told(number)
         status = _CLIENT_GONE
         response: web.StreamResponse | None = None
         is_stream = False
@@ -110,9 +101,7 @@ def _admit(request: web.Request, verifier: Verifier) -> None:
     rule = request.app[RULES].get(match.route)
     if rule is Access.PUBLIC:
         return
-    identity, token = authenticate(request, verifier)
-    request[IDENTITY] = identity
-    request[TOKEN] = token
+    identity = request[IDENTITY] = authenticate(request, verifier)
     if isinstance(rule, Permission):
         authorize(identity, rule.verb, rule.kind, match.get("tenant"))
     elif rule is None and match.http_exception is None:
@@ -120,8 +109,8 @@ def _admit(request: web.Request, verifier: Verifier) -> None:
         raise Forbidden("nobody may use this path: it declares no rule; please report this")
 
 
-def authenticate(request: web.Request, verifier: Verifier) -> tuple[Identity, str]:
-    """Who asks and the token that proves it, from the headers alone, before any body is read.
+def authenticate(request: web.Request, verifier: Verifier) -> Identity:
+    """Who asks, from the headers alone, before any body is read.
 
     `Bearer TOKEN`, or `Basic` with any user and the token as password (kubectl over http, tofu).
     Raises Unauthorized.
@@ -130,8 +119,7 @@ def authenticate(request: web.Request, verifier: Verifier) -> tuple[Identity, st
     if header is None:
         raise Unauthorized("who are you? Log in at /api/v1/auth/login and send the token as Bearer token")
     if header.startswith("Bearer "):
-        token = header[7:]
-        return verifier.verify(token), token
+        return verifier.verify(header[7:])
     scheme, _, value = header.partition(" ")
     scheme = scheme.lower()
     if scheme == "bearer":
@@ -143,7 +131,7 @@ def authenticate(request: web.Request, verifier: Verifier) -> tuple[Identity, st
             raise Unauthorized("the Basic credentials cannot be read") from None
     else:
         raise Unauthorized("only Bearer and Basic are understood in Authorization")
-    return verifier.verify(token), token
+    return verifier.verify(token)
 
 
 def _abort(request: web.Request) -> None:
@@ -169,12 +157,15 @@ def _note(
         size = len(response.body)
     identity = request.get(IDENTITY)
     access_log.note(
-        request.method,
-        path,
-        status,
-        seconds,
-        size,
-        identity.subject if identity is not None else "-",
-        request.remote or "-",
-        request[REQUEST_ID],
+        Entry(
+            time.time(),
+            request.method,
+            path,
+            status,
+            seconds,
+            size,
+            identity.subject if identity is not None else "-",
+            request.remote or "-",
+            request[TOLD].request_id,
+        )
     )

@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from rezuscloud.http.errors import add_safe_headers
-from rezuscloud.http.keys import REQUEST_ID
+from rezuscloud.http.keys import TOLD
 from rezuscloud.model.errors import TooManyRequests
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Stream:
         elif now - self._moved_at >= self._stall_s:
             _log.info(
                 "request %s: the client has not read for %.0f s and was dropped",
-                self._request[REQUEST_ID],
+                self._request[TOLD].request_id,
                 now - self._moved_at,
             )
             self.end()
@@ -153,7 +153,7 @@ class Streams:
         if len(self._open) >= self._limit or self._is_closing:
             raise TooManyRequests("too many open streams; try again later", retry_after_s=10)
         headers: CIMultiDict[str] = CIMultiDict({"Content-Type": content_type})
-        headers["X-Request-Id"] = request[REQUEST_ID]
+        headers["X-Request-Id"] = request[TOLD].request_id
         headers["X-Accel-Buffering"] = "no"  # a proxy in between must not collect events
         add_safe_headers(headers)
         stream = Stream(

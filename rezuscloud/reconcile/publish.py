@@ -16,11 +16,9 @@ from rezuscloud.model.declaration import (
     declared_revision,
     is_leaving,
 )
+from rezuscloud.model.machine import Stage
 from rezuscloud.model.meta import (
     FINALIZER_MACHINES,
-    LABEL_NODE_GROUP,
-    LABEL_ROLE,
-    LABEL_TENANT,
     Condition,
     Doc,
     format_time,
@@ -31,7 +29,7 @@ from rezuscloud.model.meta import (
 from rezuscloud.plugin.types import Observation
 from rezuscloud.reconcile.outcome import Hold
 from rezuscloud.resources.service import Desk
-from rezuscloud.tofu.projection import Projection
+from rezuscloud.tofu.projection import Projection, system_labels
 
 FRESH = dt.timedelta(seconds=300)
 """An observation older than this says nothing any more."""
@@ -67,24 +65,18 @@ def publish_projection(desk: Desk, tenant: str, projection: Projection, *, state
     existing = {machine["metadata"]["name"]: machine for machine in desk.tx.list("Machine", tenant)}
     for machine in projection.machines:
         old = existing.pop(machine.name, None)
-        if old is not None and old["metadata"]["uid"] != machine.uid:
-            desk.remove("Machine", tenant, machine.name)
-            old = None
-        mark = marks.get(machine.name, {}) if old is None else old["metadata"]
-        labels = (mark.get("labels") or {}) | {
-            LABEL_TENANT: tenant,
-            LABEL_NODE_GROUP: machine.spec.node_group,
-            LABEL_ROLE: machine.spec.role.value,
-        }
-        status: dict[str, Any] = {} if old else {"stage": "Created", "ready": False, "conditions": []}
-        if machine.tainted:
-            status |= {"stage": "Created", "ready": False}
+        is_new = old is None or old["metadata"]["uid"] != machine.uid
+        mark = marks.get(machine.name, {}) if old is None else {}
+        labels = (mark.get("labels") or {}) | system_labels(tenant, machine.spec)
+        status: dict[str, Any] | None = None
+        if is_new or machine.tainted:
+            status = {"stage": Stage.CREATED.value, "ready": False, "conditions": []}
         desk.put(
             "Machine",
             tenant,
             machine.name,
             spec=to_wire(machine.spec),
-            status=status or None,
+            status=status,
             labels=labels,
             annotations=mark.get("annotations") or None,
             owner=groups.get(machine.spec.node_group),

@@ -51,6 +51,8 @@ class Target:
     wanted: frozenset[str]
     action: RunAction
     cause: Doc
+    unfinished: frozenset[str] = frozenset()
+    """Machines whose creation did not finish: making them anew loses nothing."""
 
 
 @dataclass
@@ -166,6 +168,7 @@ class Run:
                 messages,
                 plan_id=await asyncio.to_thread(_plan_id, self.dir.plan_file),
                 wanted=self.target.wanted,
+                unfinished=self.target.unfinished,
                 destroy=self.target.action is RunAction.DESTROY,
             )
             self.say(f"plan {self.summary.id}: {self.summary.summary}")
@@ -408,7 +411,7 @@ def failure(outcome: tofu.Outcome, *, doing: str) -> RunError:
         summary=first.summary + more,
         detail=first.detail[:4000],
         address=first.address or "",
-        hint=_cure(first),
+        hint=_cure(errors),
     )
 
 
@@ -427,8 +430,8 @@ _CURES = (
 )
 
 
-def _cure(diagnostic: Diagnostic) -> str:
-    text = f"{diagnostic.summary}\n{diagnostic.detail}"
+def _cure(errors: Sequence[Diagnostic]) -> str:
+    text = "\n".join(f"{error.summary}\n{error.detail}" for error in errors)
     return next(
         (cure for sign, cure in _CURES if sign in text), "see the log; a change of the spec is tried at once"
     )

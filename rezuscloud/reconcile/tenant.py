@@ -244,6 +244,7 @@ class TenantReconciler:
                 wanted=frozenset() if look.is_leaving else frozenset(declared_machines(look.groups)),
                 action=action,
                 cause=cause_of(before, look.content, by="system" if is_quiet else "user", reason=reason),
+                unfinished=frozenset(m.name for m in before.machines if m.tainted) if before else frozenset(),
             ),
             name=f"run-{run_number(look.latest) + 1 if look.latest else 1}",
             number=run_number(look.latest) + 1 if look.latest else 1,

@@ -157,6 +157,9 @@ def _leap(text: _Text) -> tuple[Doc, int]:
     def leap(text: _Text) -> None:
         nonlocal count
         text.take("[")
+        if text.peek() == "]":
+            text.take("]")
+            return
         count += text.leap("]", '"check_results"', ('"mode":"managed"', '"mode": "managed"'))
 
     return _read_top(text, leap), count

@@ -168,7 +168,7 @@ class StateBackend:
         """A state as JSON, decrypted: the newest, or one of the kept versions; None when there is none.
 
         The newest is remembered until the next write; nobody may change what is returned.
-        Raises Conflict when none of our keys opens it.
+        Raises Conflict when it does not open with our keys.
         """
         current = self._store.states.current(tenant_uid)
         known = self._decoded.get(tenant_uid)
@@ -185,7 +185,7 @@ class StateBackend:
 
         try:
             doc = await asyncio.to_thread(decode)
-        except CannotOpenState as error:
+        except (BadState, CannotOpenState) as error:
             raise Conflict(str(error)) from None
         if self._store.states.current(tenant_uid) == meta:
             self._remember(tenant_uid, _Decoded(meta.version, len(body), doc))
@@ -296,7 +296,11 @@ class StateBackend:
             return
         self._decoded.pop(access.tenant_uid, None)
         for callback in self.on_accepted:
-            callback(access.tenant, access.tenant_uid, access.run)
+            try:
+                callback(access.tenant, access.tenant_uid, access.run)
+            except Exception:
+                # It is stored: tofu must not be told otherwise.
+                log.exception("a listener failed on a new state of tenant %s", access.tenant)
 
     def _read_upload(self, access: StateAccess, body: bytes) -> _Upload:
         sha256 = _sha256(body)

@@ -9,6 +9,7 @@ in `resources.py`, `states.py` and `records.py`.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import datetime as dt
 import errno
@@ -30,7 +31,17 @@ from rezuscloud.model.errors import InsufficientStorage, Unavailable
 from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, utc_now
 from rezuscloud.store.records import Records, RunLogs
-from rezuscloud.store.resources import MISSING, ChangeLog, Key, Objects, Stored, encode, with_version
+from rezuscloud.store.resources import (
+    MISSING,
+    ChangeLog,
+    Key,
+    Objects,
+    Stored,
+    encode,
+    is_same,
+    key_of,
+    with_version,
+)
 from rezuscloud.store.states import States
 
 log = logging.getLogger(__name__)
@@ -46,6 +57,17 @@ KEPT_CHANGES = 20_000
 """Rows of the change log that are kept; a watch that asks for older ones starts anew."""
 _PRUNE_EVERY = 1_000
 _TRUNCATE_WAL_BYTES = 16 * 2**20
+_VERSION = "version"
+"""Key of an overlay under which the newest version given lies."""
+
+Statement = tuple[str, Sequence[Any]]
+_UPSERT = (
+    "INSERT INTO objects (kind, namespace, name, doc) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET doc = excluded.doc"
+)
+_DELETE = "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
+_LOG = "INSERT INTO changes (version, type, doc) VALUES (?, ?, ?)"
+
 _FULL = ("full", "disk i/o error")
 
 
@@ -57,6 +79,19 @@ class StoreDamaged(Exception):
     """The database cannot be used as it is. It was left untouched."""
 
 
+class _Change:
+    """What one transaction does to one resource; several writes of it are one change."""
+
+    __slots__ = ("before", "doc", "key", "type", "version")
+
+    def __init__(self, key: Key, version: int, type_: ChangeType, doc: Doc, before: Doc | None) -> None:
+        self.key = key
+        self.version = version
+        self.type = type_
+        self.doc = doc
+        self.before = before
+
+
 class Transaction:
     """What one function of the writer sees: all that is committed, all of its group, its own changes."""
 
@@ -65,72 +100,69 @@ class Transaction:
         self._store = store
         self._staged = staged
         """What earlier functions of the same group left; seen, not changed, until this one is through."""
+        self._version = cast(int, staged.get(_VERSION) or store.log.version)
         self._own: dict[Hashable, Any] = {}
-        self._statements: list[tuple[str, Sequence[Any]]] = []
-        self._events: list[ResourceEvent] = []
+        self._changes: builtins.list[_Change] = []
+        self._newest: dict[Key, _Change] = {}
+        self._statements: builtins.list[Statement] = []
 
     # ------------------------------------------------------------ resources
 
     def get(self, kind: str, namespace: str, name: str) -> Doc | None:
         """A resource, or None. Nobody may change what is returned."""
-        found = self._object(Key(kind, namespace, name))
+        key = Key(kind, namespace, name)
+        if (change := self._newest.get(key)) is not None:
+            return None if change.type is ChangeType.DELETED else change.doc
+        if key in self._staged:
+            staged: Stored = self._staged[key]
+            return None if staged is MISSING else staged.doc
+        found = self._store.objects.get(kind, namespace, name)
         return found.doc if found is not None else None
 
     def list(self, kind: str, namespace: str | None = None) -> list[Doc]:
         """The resources of a kind, by namespace and name; of all tenants when `namespace` is None."""
-        committed = {
-            Key(kind, s.doc["metadata"].get("namespace", ""), s.doc["metadata"]["name"]): s
-            for s in self._store.objects.list(kind, namespace)
+        found = self._store.objects.list(kind, namespace)
+        changed = {
+            key
+            for layer in (self._staged, self._newest)
+            for key in layer
+            if isinstance(key, Key) and key.kind == kind and namespace in (None, key.namespace)
         }
-        overlaid = False
-        for layer in (self._staged, self._own):
-            for key, value in layer.items():
-                if isinstance(key, Key) and key.kind == kind and namespace in (None, key.namespace):
-                    overlaid = True
-                    if value is MISSING:
-                        committed.pop(key, None)
-                    else:
-                        committed[key] = value
-        found = committed.items()
-        ordered = sorted(found, key=lambda item: item[0]) if overlaid else found
-        return [stored.doc for _, stored in ordered]
+        if not changed:
+            return [stored.doc for stored in found]
+        docs = {key: stored.doc for stored in found if (key := key_of(stored.doc)) not in changed}
+        docs |= {key: doc for key in changed if (doc := self.get(*key)) is not None}
+        return [docs[key] for key in sorted(docs)]
 
     def put(self, doc: Doc) -> Doc:
-        """Adds or updates a resource and returns it with its new resourceVersion; unchanged ones stay as they
-        are. Does not change its argument."""
-        meta = doc["metadata"]
-        key = Key(doc["kind"], meta.get("namespace") or "", meta["name"])
-        before = self._object(key)
-        if before is not None and with_version(doc, before.doc["metadata"]["resourceVersion"]) == before.doc:
-            return before.doc
-        version = self._next_version()
-        stored = encode(with_version(doc, str(version)))
-        self._own[key] = stored
-        self._statements.append(
-            (
-                "INSERT INTO objects (kind, namespace, name, doc) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT DO UPDATE SET doc = excluded.doc",
-                (*key, stored.raw),
-            )
-        )
-        type_ = ChangeType.ADDED if before is None else ChangeType.MODIFIED
-        self._log(version, type_, stored, before.doc if before else None)
-        return stored.doc
+        """Adds or updates a resource and returns it with its resourceVersion; an unchanged one stays as it
+        is. Does not change its argument, which nobody may change afterwards."""
+        key = key_of(doc)
+        current = self.get(*key)
+        if current is not None and is_same(doc, current):
+            return current
+        change = self._newest.get(key)
+        if change is None or change.type is ChangeType.DELETED:
+            type_ = ChangeType.ADDED if current is None else ChangeType.MODIFIED
+            change = self._add_change(key, type_, doc, current)
+        change.doc = with_version(doc, str(change.version))
+        return change.doc
 
     def delete(self, kind: str, namespace: str, name: str) -> Doc:
         """Removes a resource and returns its last form, under a new resourceVersion. Raises KeyError."""
         key = Key(kind, namespace, name)
-        before = self._object(key)
-        if before is None:
+        current = self.get(*key)
+        if current is None:
             raise KeyError(f"{kind} {namespace}/{name}")
-        version = self._next_version()
-        stored = encode(with_version(before.doc, str(version)))
-        self._own[key] = MISSING
-        self._statements.append(
-            ("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", tuple(key))
-        )
-        self._log(version, ChangeType.DELETED, stored, before.doc)
-        return stored.doc
+        change = self._newest.get(key)
+        if change is not None and change.type is ChangeType.MODIFIED:
+            self._changes.remove(change)
+            current, before = change.doc, change.before
+        else:
+            before = current
+        change = self._add_change(key, ChangeType.DELETED, current, before)
+        change.doc = with_version(current, str(change.version))
+        return change.doc
 
     # ------------------------------------------------------------ for the other mirrors of the store
 
@@ -151,25 +183,31 @@ class Transaction:
 
     # ------------------------------------------------------------ inside
 
-    def _object(self, key: Key) -> Stored | None:
-        for layer in (self._own, self._staged):
-            if key in layer:
-                value = layer[key]
-                return None if value is MISSING else cast(Stored, value)
-        return self._store.objects.get(*key)
+    def _add_change(self, key: Key, type_: ChangeType, doc: Doc, before: Doc | None) -> _Change:
+        self._version += 1
+        change = _Change(key, self._version, type_, doc, before)
+        self._changes.append(change)
+        self._newest[key] = change
+        return change
 
-    def _next_version(self) -> int:
-        version = (
-            cast(int, self._own.get("version") or self._staged.get("version") or self._store.log.version) + 1
-        )
-        self._own["version"] = version
-        return version
-
-    def _log(self, version: int, type_: ChangeType, stored: Stored, before: Doc | None) -> None:
-        self._statements.append(
-            ("INSERT INTO changes (version, type, doc) VALUES (?, ?, ?)", (version, type_.value, stored.raw))
-        )
-        self._events.append(ResourceEvent(version, type_, stored.doc, before))
+    def finish(
+        self,
+    ) -> tuple[dict[Hashable, Any], builtins.list[Statement], builtins.list[ResourceEvent]]:
+        """Only for the writer: what this transaction stages, its statements and its events."""
+        staged, statements, events = self._own, self._statements, []
+        for change in self._changes:
+            stored = encode(change.doc)
+            if change.type is ChangeType.DELETED:
+                staged[change.key] = MISSING
+                statements.append((_DELETE, tuple(change.key)))
+            else:
+                staged[change.key] = stored
+                statements.append((_UPSERT, (*change.key, stored.raw)))
+            statements.append((_LOG, (change.version, change.type.value, stored.raw)))
+            events.append(ResourceEvent(change.version, change.type, change.doc, change.before))
+        if self._changes:
+            staged[_VERSION] = self._version
+        return staged, statements, events
 
 
 class _Connection(aiosqlite.Connection):
@@ -269,7 +307,7 @@ class Store:
 
     async def _commit(self, group: Sequence[_Waiting]) -> None:
         staged: dict[Hashable, Any] = {}
-        statements: list[tuple[str, Sequence[Any]]] = []
+        statements: list[Statement] = []
         events: list[ResourceEvent] = []
         done: list[tuple[_Waiting, Any]] = []
         for waiting in group:
@@ -281,9 +319,10 @@ class Store:
             except Exception as error:
                 waiting.answer.set_exception(error)
                 continue
-            staged.update(tx._own)
-            statements += tx._statements
-            events += tx._events
+            own, own_statements, own_events = tx.finish()
+            staged.update(own)
+            statements += own_statements
+            events += own_events
             done.append((waiting, result))
         if statements:
             self._prune(statements, len(events), staged)
@@ -297,7 +336,7 @@ class Store:
             if not waiting.answer.done():
                 waiting.answer.set_result(result)
 
-    async def _flush(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
+    async def _flush(self, statements: Sequence[Statement]) -> None:
         started = time.perf_counter()
         await self._writer.run(lambda connection: _run_all(connection, statements))
         self.degraded = None
@@ -323,7 +362,7 @@ class Store:
         for key, value in staged.items():
             if isinstance(key, Key):
                 self.objects.set(key, None if value is MISSING else value)
-            elif key != "version":
+            elif key != _VERSION:
                 self.memory[key] = value
         if events:
             self.log.extend(events)
@@ -333,14 +372,12 @@ class Store:
                 except Exception:
                     log.exception("somebody who was told of a commit failed")
 
-    def _prune(
-        self, statements: list[tuple[str, Sequence[Any]]], events: int, staged: dict[Hashable, Any]
-    ) -> None:
+    def _prune(self, statements: list[Statement], events: int, staged: dict[Hashable, Any]) -> None:
         """Shortens the log along with a write that happens anyway: an idle store writes nothing."""
         self._since_prune += events
         if self._since_prune >= _PRUNE_EVERY:
             self._since_prune = 0
-            oldest = staged.get("version", self.log.version) - KEPT_CHANGES
+            oldest = staged.get(_VERSION, self.log.version) - KEPT_CHANGES
             statements.append(("DELETE FROM changes WHERE version <= ?", (oldest,)))
 
     # ------------------------------------------------------------ life
@@ -369,7 +406,7 @@ class Store:
             await self._writer.run(lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
 
-def _run_all(connection: sqlite3.Connection, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
+def _run_all(connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
     try:
         connection.execute("BEGIN IMMEDIATE")
         for sql, params in statements:

@@ -18,6 +18,8 @@ from rezuscloud.model.errors import Expired
 from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc
 
+_SORTED = orjson.OPT_SORT_KEYS
+
 MISSING: Any = object()
 """Stands in an overlay for a resource that was deleted."""
 
@@ -48,6 +50,20 @@ def encode(doc: Doc) -> Stored:
 def with_version(doc: Doc, version: str) -> Doc:
     """A copy with that resourceVersion; what is not on the way to it is shared."""
     return {**doc, "metadata": {**doc["metadata"], "resourceVersion": version}}
+
+
+def key_of(doc: Doc) -> Key:
+    meta = doc["metadata"]
+    return Key(doc["kind"], meta.get("namespace") or "", meta["name"])
+
+
+def is_same(doc: Doc, current: Doc) -> bool:
+    """Whether a write of `doc` would change nothing. Its resourceVersion does not count.
+
+    Python holds 1, 1.0 and True for equal, JSON does not, so equal documents are compared as bytes too.
+    """
+    doc = with_version(doc, current["metadata"]["resourceVersion"])
+    return doc == current and orjson.dumps(doc, option=_SORTED) == orjson.dumps(current, option=_SORTED)
 
 
 class Objects:
@@ -97,6 +113,8 @@ class Objects:
             return
         if key not in kind:
             insort(order, key)
+        elif (old_uid := kind[key].doc["metadata"].get("uid")) != stored.doc["metadata"].get("uid"):
+            self._by_uid.pop(old_uid or "", None)
         kind[key] = stored
         if uid := stored.doc["metadata"].get("uid"):
             self._by_uid[uid] = key

@@ -23,6 +23,7 @@ from rezuscloud.tofu.engine import Engine
 
 LOCK_FILE = ".terraform.lock.hcl"
 INIT_TIMEOUT_S = 600.0
+"""Fetching providers takes minutes on a slow line."""
 
 _DIRECT = "provider_installation {\n  direct {}\n}\n"
 
@@ -45,16 +46,17 @@ class DataDirs:
     """The prepared directories of one engine, below one root."""
 
     def __init__(self, root: Path, engine: Engine, mirror: Path | None) -> None:
-        self._root = root
+        self._root = root.absolute()
         self._engine = engine
-        self._mirror = mirror
+        self._mirror = mirror.absolute() if mirror is not None else None
         self._known: dict[str, Prepared] = {}
         self._making: dict[str, asyncio.Lock] = {}
 
     async def prepare(self, required: Mapping[str, RequiredProvider]) -> Prepared:
         """The directory for a set of providers; made at the first call, which may fetch them.
 
-        Raises PrepareFailed.
+        For built-in resources alone, or with a mirror, nothing is fetched. Callers at the same time share one
+        making. A failure is not remembered. Raises PrepareFailed and process.StartError.
         """
         name = self._name(required)
         if (known := self._known.get(name)) is not None:
@@ -62,7 +64,7 @@ class DataDirs:
         async with self._making.setdefault(name, asyncio.Lock()):
             if name not in self._known:
                 place = self._root / name
-                if not await asyncio.to_thread((place / "done").exists):
+                if not await asyncio.to_thread(_is_whole, place):
                     await self._make(place, required)
                 lock_file = place / LOCK_FILE
                 has_lock = await asyncio.to_thread(lock_file.exists)
@@ -91,7 +93,7 @@ class DataDirs:
             "TF_INPUT": "0",
             "CHECKPOINT_DISABLE": "1",
         }
-        argv = [str(self._engine.path), "init", "-backend=true", "-input=false", "-no-color", "-get=false"]
+        argv = [str(self._engine.path), "init", "-input=false", "-no-color", "-get=false"]
         out = part / "init.log"
         async with (
             _no_state() as url,
@@ -101,18 +103,20 @@ class DataDirs:
         ):
             try:
                 code = await asyncio.wait_for(child.wait(), INIT_TIMEOUT_S)
+                why = ""
             except TimeoutError:
                 code = -1
-        text = await asyncio.to_thread(out.read_text, errors="replace")
+                why = f"It took longer than {INIT_TIMEOUT_S:.0f} s. "
         if code != 0:
+            said = await asyncio.to_thread(out.read_text, errors="replace")
             raise PrepareFailed(
-                "the OpenTofu providers could not be installed; what exists stays as it is. The engine said: "
-                + " ".join(text.replace("│", " ").split())[-1500:]
+                f"the OpenTofu providers could not be installed; what exists stays as it is. {why}"
+                f"The engine said: {' '.join(said.replace('│', ' ').split())[-1500:]}"
             )
         await asyncio.to_thread(_finish, part, place)
 
     def _lay_out(self, part: Path, required: Mapping[str, RequiredProvider]) -> None:
-        shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
         part.mkdir(mode=0o700, parents=True)
         terraform: dict[str, object] = {"backend": {"http": {}}}
         if required:
@@ -145,10 +149,22 @@ async def _no_state() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-def _finish(part: Path, place: Path) -> None:
-    (part / "data").mkdir(exist_ok=True)
-    (part / "done").touch()
+def _is_whole(place: Path) -> bool:
+    """False when it was never made, or when a provider that it points to has left the mirror."""
+    if not place.is_dir():
+        return False
+    links = (path for path in (place / "data").rglob("*") if path.is_symlink())
+    return all(link.exists() for link in links)
+
+
+def _remove(place: Path) -> None:
+    for folder, _, _ in os.walk(place):
+        Path(folder).chmod(0o700)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _finish(part: Path, place: Path) -> None:
+    _remove(place)
     part.replace(place)
     for folder, _, names in os.walk(place / "data"):
         for name in names:

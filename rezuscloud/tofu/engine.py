@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ TOOLS = Path(".tools/bin/tofu")
 """Where `make tools` puts it, below the working directory or the source checkout."""
 
 _VERSION_TIMEOUT_S = 20
+_VERSION_LINE = re.compile(rb"(OpenTofu|Terraform) v(\d+\.\d+\.\d+)")
 
 
 class EngineMissing(Exception):
@@ -36,6 +38,7 @@ class Engine:
 
     @property
     def release(self) -> tuple[int, int]:
+        """Major and minor version."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
@@ -53,15 +56,22 @@ class Engine:
 async def find_engine(explicit: Path | None) -> Engine:
     """The engine: the one named, `tofu` on PATH, what `make tools` made, or `terraform` on PATH.
 
-    A program that was named is never passed over for another. Raises EngineMissing.
+    The first OpenTofu of 1.12 or newer is taken; if there is none, the first that answers. A program that was
+    named is never passed over for another. Raises EngineMissing.
     """
-    tried = []
+    tried: list[str] = []
+    stand_ins: list[Engine] = []
     candidates = [explicit] if explicit is not None else list(_candidates())
     for candidate in map(Path.absolute, candidates):
         engine = await _ask(candidate)
-        if engine is not None:
+        if engine is None:
+            tried.append(str(candidate))
+        elif engine.has_json_into:
             return engine
-        tried.append(str(candidate))
+        else:
+            stand_ins.append(engine)
+    if stand_ins:
+        return stand_ins[0]
     if explicit is not None:
         raise EngineMissing(
             f"REZUSCLOUD_TOFU names {explicit}, which does not answer as OpenTofu; nothing is applied. "
@@ -105,9 +115,6 @@ async def _ask(program: Path) -> Engine | None:
         process.kill()
         await process.wait()
         return None
-    first = next((line for line in out.decode(errors="replace").splitlines() if line.strip()), "")
-    for product, head in ((OPENTOFU, "OpenTofu v"), (TERRAFORM, "Terraform v")):
-        if first.startswith(head):
-            version = first.removeprefix(head).split("-")[0].split()[0]
-            return Engine(program, product, version)
-    return None
+    # `version -json` would not tell the two products apart.
+    found = _VERSION_LINE.match(out.lstrip())
+    return Engine(program, found[1].decode().lower(), found[2].decode()) if found else None

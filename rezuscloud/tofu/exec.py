@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from rezuscloud.kit import process
 from rezuscloud.kit.process import Child
@@ -37,12 +40,20 @@ __all__ = [
     "show_plan",
 ]
 
+log = logging.getLogger(__name__)
+
 POLL_S = 0.05
+"""How often the files are looked at while the engine runs. Its end is noticed at once."""
 MAX_LINE = 2**20
 """Longer lines of the message stream are cut out: nothing we act on is that long."""
-_CHUNK = 2**18
+SHOW_TIMEOUT_S = 300.0
+_CHUNK = 2**14
+"""Bytes a look: taking in so many must not hold the event loop, on a small machine neither."""
 _FORCED_GRACE_S = 10.0
+_PANIC = 11
+"""The exit code of a panic in Go."""
 
+T = TypeVar("T")
 OnStarted = Callable[[Child], None]
 OnMessage = Callable[[Message], None]
 OnLog = Callable[[bytes], None]
@@ -54,7 +65,7 @@ class ShowFailed(Exception):
 
 @dataclass(frozen=True)
 class Invocation:
-    """Everything that one command is started with. `env` is added to a bare environment."""
+    """Everything that one command is started with. `env` is added to a nearly bare environment."""
 
     engine: Engine
     prepared: Prepared
@@ -76,13 +87,14 @@ class Outcome:
     killed: bool = False
     """It ended by a signal or by a panic, so nothing that it had not saved is known."""
     interrupted: bool = False
+    """It was asked to stop, by a person or by its time limit. It may have done its work nevertheless."""
     timed_out: bool = False
     has_errored_state: bool = False
     """It could not store its state and left it in `errored.tfstate`."""
 
 
 class StopSignal:
-    """The cancel button of a run; pressed once it interrupts, `force` presses twice."""
+    """The cancel button of a run, good for all its commands: once pressed, no other command is started."""
 
     def __init__(self) -> None:
         self._presses = 0
@@ -90,6 +102,7 @@ class StopSignal:
 
     @property
     def is_set(self) -> bool:
+        """Whether it was pressed."""
         return self._presses > 0
 
     def interrupt(self) -> None:
@@ -115,7 +128,7 @@ class StopSignal:
                 sent += 1
                 deadline = loop.time() + (grace_s if sent == 1 else min(grace_s, _FORCED_GRACE_S))
                 if sent < self._presses:
-                    await asyncio.sleep(0.1)  # two signals at once would count as one
+                    await asyncio.sleep(0.1)  # two pending signals of a kind would arrive as one
             self._pressed.clear()
             try:
                 left = None if deadline is None else max(0.0, deadline - loop.time())
@@ -137,9 +150,14 @@ async def plan(
     stop: StopSignal,
     timeout_s: float | None,
 ) -> Outcome:
-    """Plans into `out`. Return code 0: no changes, 2: changes, 1: failed.
+    """Plans into `out`. Return code 0: no changes, 2: changes, anything else: failed.
 
     It takes no lock: it writes nothing, and the apply of a plan that became stale meanwhile is refused.
+    `replace` names addresses that are to be made anew. `on_started` gets the process before anything else
+    happens; `on_message` and `on_log` are called while it runs, in the event loop, without secrets.
+
+    Cancelling the task stops the engine in good order too, but nobody listens then: use `stop`.
+    Raises process.StartError.
     """
     words = ["plan", "-input=false", "-no-color", "-lock=false", "-detailed-exitcode", f"-out={out}"]
     words += ["-destroy"] if destroy else []
@@ -157,29 +175,40 @@ async def apply(
     stop: StopSignal,
     timeout_s: float | None,
 ) -> Outcome:
-    """Applies exactly that plan, under the state lock."""
+    """Applies exactly that plan, under the state lock. For the rest see `plan`."""
     words = ["apply", "-input=false", "-no-color"]
     return await _run(inv, words, (str(plan),), on_started, on_message, on_log, stop, timeout_s)
 
 
 async def show_plan(inv: Invocation, plan: Path) -> Doc:
-    """The whole plan as JSON, secrets included. Raises ShowFailed."""
+    """The whole plan as JSON, secrets in clear; it never touches the disk. Raises ShowFailed."""
     await asyncio.to_thread(_put_lock_file, inv)
-    out, errors = inv.cwd / "show.json", inv.cwd / "show.log"
-    out.unlink(missing_ok=True)
-    argv = [str(inv.engine.path), "show", "-json", "-no-color", str(plan)]
-    async with process.start(
-        argv, env=_environment(inv), cwd=inv.cwd, stdout=out, stderr=errors, grace_s=5
-    ) as child:
-        code = await child.wait()
-    try:
+    with _memory_file() as out, _memory_file() as errors:
+        async with process.start(
+            [str(inv.engine.path), "show", "-json", "-no-color", str(plan)],
+            env=_environment(inv),
+            cwd=inv.cwd,
+            stdout=out.fileno(),
+            stderr=errors.fileno(),
+            grace_s=5,
+        ) as child:
+            try:
+                code = await asyncio.wait_for(child.wait(), SHOW_TIMEOUT_S)
+            except TimeoutError as error:
+                raise ShowFailed(f"the plan was not shown within {SHOW_TIMEOUT_S:.0f} s") from error
         if code != 0:
-            said = await asyncio.to_thread(errors.read_text, errors="replace")
-            raise ShowFailed(f"the plan cannot be shown: {Redactor(inv.secrets).text(said.strip()[-500:])}")
-        shown = json.loads(await asyncio.to_thread(out.read_bytes))
-    finally:
-        out.unlink(missing_ok=True)
-    return dict(shown)
+            said = _read_all(errors).decode(errors="replace").strip()
+            raise ShowFailed(f"the plan cannot be shown: {Redactor(inv.secrets).text(said[-500:])}")
+        return await asyncio.to_thread(lambda: dict(json.loads(_read_all(out))))
+
+
+def _memory_file() -> BinaryIO:
+    return os.fdopen(os.memfd_create("show"), "w+b")
+
+
+def _read_all(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 # ---------------------------------------------------------------- one process
@@ -206,11 +235,12 @@ async def _run(
         argv = [str(inv.engine.path), *words, "-json", *operands]
         stdout = files.messages
     timed_out = False
+    ended = asyncio.Event()
     async with process.start(
         argv, env=_environment(inv), cwd=inv.cwd, stdout=stdout, stderr=files.stderr, grace_s=inv.grace_s
     ) as child:
         on_started(child)
-        following = asyncio.create_task(reader.follow())
+        following = asyncio.create_task(reader.follow(ended))
         watching = asyncio.create_task(stop.watch(child, inv.grace_s))
         try:
             try:
@@ -220,15 +250,16 @@ async def _run(
                 stop.interrupt()
             code = await child.wait()
         finally:
-            for task in (following, watching):
-                task.cancel()
-            await asyncio.gather(following, watching, return_exceptions=True)
-    await reader.drain()
+            watching.cancel()
+            ended.set()
+            await asyncio.wait((following, watching))
+        following.result()
     return Outcome(
         returncode=code,
         diagnostics=reader.diagnostics,
         changes=reader.changes,
-        killed=code < 0 or code == 11,
+        # SIGINT kills only before the engine listens to it, so before it has done anything.
+        killed=code == _PANIC or (code < 0 and code != -signal.SIGINT),
         interrupted=stop.is_set,
         timed_out=timed_out,
         has_errored_state=await asyncio.to_thread((inv.cwd / "errored.tfstate").exists),
@@ -238,6 +269,10 @@ async def _run(
 def _environment(inv: Invocation) -> dict[str, str]:
     """Built from nothing: the engine hands its whole environment on to provider plugins."""
     return {
+        "TF_HTTP_RETRY_MAX": "4",
+        "TF_HTTP_RETRY_WAIT_MIN": "1",
+        "TF_HTTP_RETRY_WAIT_MAX": "4",
+        **inv.env,
         "PATH": os.defpath,
         "HOME": str(inv.cwd),
         "TMPDIR": str(inv.cwd),
@@ -246,11 +281,7 @@ def _environment(inv: Invocation) -> dict[str, str]:
         "TF_CLI_CONFIG_FILE": str(inv.prepared.cli_config),
         "TF_IN_AUTOMATION": "1",
         "TF_INPUT": "0",
-        "TF_HTTP_RETRY_MAX": "4",
-        "TF_HTTP_RETRY_WAIT_MIN": "1",
-        "TF_HTTP_RETRY_WAIT_MAX": "4",
         "CHECKPOINT_DISABLE": "1",
-        **inv.env,
     }
 
 
@@ -270,8 +301,12 @@ def _clear_files(inv: Invocation) -> _Files:
 
 
 def _put_lock_file(inv: Invocation) -> None:
-    if inv.prepared.lock_file is not None:
-        shutil.copyfile(inv.prepared.lock_file, inv.cwd / LOCK_FILE)
+    source, target = inv.prepared.lock_file, inv.cwd / LOCK_FILE
+    if source is None:
+        return
+    # A plan may be shown while it is applied: a file that is right is not written again under a reader.
+    if not target.exists() or target.read_bytes() != source.read_bytes():
+        shutil.copyfile(source, target)
 
 
 class _Reader:
@@ -281,30 +316,26 @@ class _Reader:
         self._text = [_Tail(path, Redactor(inv.secrets)) for path in (files.stdout, files.stderr)]
         self._messages = _Tail(files.messages, None)
         self._redactor = Redactor(inv.secrets)
-        self._on_message = on_message
-        self._on_log = on_log
+        self._on_message = _contain(on_message)
+        self._on_log = _contain(on_log)
         self._logs_messages = not inv.engine.has_json_into
         self._line = bytearray()
         self._is_too_long = False
         self.diagnostics: list[Diagnostic] = []
         self.changes: dict[str, Any] | None = None
 
-    async def follow(self) -> None:
-        """Reads until it is cancelled."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self._catch_up()
-
-    async def drain(self) -> None:
-        """Reads what is left after the end."""
-        await self._catch_up()
+    async def follow(self, ended: asyncio.Event) -> None:
+        """Reads until `ended` is set, and then what is left."""
+        is_over = False
+        while not is_over:
+            is_over = ended.is_set()
+            while self._read():  # noqa: ASYNC110 - a pause, not a wait: a burst of output must not hold the loop
+                await asyncio.sleep(0)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), POLL_S)
         for tail in self._text:
             if rest := tail.flush():
                 self._on_log(rest)
-
-    async def _catch_up(self) -> None:
-        while self._read():  # noqa: ASYNC110 - a pause, not a wait: a burst of output must not hold the loop
-            await asyncio.sleep(0)
 
     def _read(self) -> bool:
         """One bounded piece of each file; False when there was nothing new."""
@@ -336,14 +367,37 @@ class _Reader:
         message = parse_line(line)
         if message is None:
             return
-        message = Message(message.type, self._redactor.value(message.data))
-        if (diagnostic := Diagnostic.of(message)) is not None:
+        if not self._is_clean(line):
+            message = Message(message.type, self._redactor.value(message.data))
+        diagnostic = Diagnostic.of(message)
+        if diagnostic is not None:
             self.diagnostics.append(diagnostic)
         elif message.type == "change_summary":
             self.changes = dict(message.data.get("changes") or {})
         if self._logs_messages and message.text:
-            self._on_log(f"{message.text}\n".encode())
+            detail = f"{diagnostic.detail}\n" if diagnostic is not None and diagnostic.detail else ""
+            self._on_log(f"{message.text}\n{detail}".encode(errors="replace"))
         self._on_message(message)
+
+    def _is_clean(self, line: bytes) -> bool:
+        """True when there is surely no secret in a line. One look at all of it is twenty times faster than
+        one at each string; it tells only of lines without escapes, whose strings stand there as they are."""
+        if b"\\" in line:
+            return False
+        text = line.decode(errors="replace")
+        return self._redactor.text(text) == text
+
+
+def _contain(listener: Callable[[T], None]) -> Callable[[T], None]:
+    """A listener that fails (say, on a full disk) is reported; the engine's work is not lost by it."""
+
+    def call(value: T) -> None:
+        try:
+            listener(value)
+        except Exception:
+            log.exception("output of the engine could not be handed on; the engine goes on")
+
+    return call
 
 
 class _Tail:

@@ -232,6 +232,14 @@ async def test_an_upload_that_breaks_off_stores_nothing_and_the_next_one_works(h
         assert len(house.versions()) == 1
 
 
+async def test_an_upload_that_cannot_be_unpacked_is_400(door: Door, house: House) -> None:
+    await door.send("LOCK", lock_info("L1"))
+    headers = {"Content-Encoding": "gzip"}
+    status, text, _ = await door.send("POST", b"no gzip at all", lock="L1", headers=headers)
+    assert (status, b"cannot be read" in text) == (400, True)
+    assert house.versions() == []
+
+
 async def test_a_state_of_many_megabytes_comes_back_byte_for_byte(door: Door, house: House) -> None:
     body = house.seal(state(1, resources=2000, note="y" * 5000))
     assert len(body) > 12 * MIB

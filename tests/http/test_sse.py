@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from rezuscloud.http.errors import to_response
-from rezuscloud.http.keys import REQUEST_ID
+from rezuscloud.http.keys import TOLD, Told
 from rezuscloud.http.server import Limits, Listener, listen
 from rezuscloud.http.sse import Streams, event, wants_events
 
@@ -30,7 +30,7 @@ class _Feed:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        request[REQUEST_ID] = "test"
+        request[TOLD] = Told("test")
         try:
             async with self.streams.open(
                 request,

@@ -37,7 +37,7 @@ async def test_a_declared_tenant_becomes_machines_that_are_ready(tmp_path: Path,
         assert run["status"]["plan"]["machines"][0] == {
             "name": "cp-1",
             "action": "add",
-            "reason": "it is declared and does not exist yet",
+            "reason": "it is declared and not there yet",
         }
 
 

@@ -90,6 +90,17 @@ async def test_a_repeated_upload_is_no_second_version(house: House) -> None:
     assert heard == ["r-1"]
 
 
+async def test_a_listener_that_fails_does_not_undo_an_accepted_state(house: House) -> None:
+    heard: list[str] = []
+
+    def fail(tenant: str, uid: str, run: str) -> None:
+        raise RuntimeError("a listener's bug")
+
+    house.backend.on_accepted += [fail, lambda *what: heard.append("second")]
+    await save(house, state(1))
+    assert (serial(house), heard) == (1, ["second"])
+
+
 async def test_an_equal_serial_with_other_content_is_a_new_version(house: House) -> None:
     await save(house, state(3, note="a"))
     await save(house, state(3, note="b"))
@@ -211,12 +222,14 @@ async def test_the_loop_goes_on_while_a_large_state_is_read(house: House) -> Non
             longest, last = max(longest, now - last), now
 
     ticking = asyncio.create_task(tick())
+    started = time.perf_counter()
     try:
         await save(house, body)
         assert len((await house.backend.plain(house.uid) or {})["resources"]) == 20_000
     finally:
+        took = time.perf_counter() - started
         ticking.cancel()
-    assert longest < 0.25  # generous: other processes share the cores of a test machine
+    assert longest < took / 2  # all of it in one piece would be nearly all of the time
 
 
 # ---------------------------------------------------------------- lock
