@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ MEANING: Mapping[tuple[str, str], str] = {
     (
         "Tenant",
         "controlPlaneEndpoint",
-    ): "`host[:port]` of the API server. Some providers make one themselves.",
+    ): "`host[:port]` of the API server. Some providers make one.",
     ("Tenant", "podSubnets"): "One network, or one of IPv4 and one of IPv6. Fixed after the first apply.",
     ("Tenant", "serviceSubnets"): "As `podSubnets`; must not overlap with it.",
     ("Tenant", "credentials"): "Provider → name of its Credential.",
@@ -48,7 +49,7 @@ MEANING: Mapping[tuple[str, str], str] = {
     (
         "NodeGroup",
         "role",
-    ): "`controlplane` or `worker`. Exactly one control-plane group per tenant. Immutable.",
+    ): "`controlplane` or `worker`; immutable. A tenant has one control-plane group.",
     ("NodeGroup", "replicas"): "How many machines. Odd for a control plane; 0 to 500.",
     ("NodeGroup", "providerClass"): "`provider` or `provider:class`. The provider part is immutable.",
     ("NodeGroup", "providerConfig"): "What the provider's own schema allows.",
@@ -187,8 +188,8 @@ def cli_page() -> str:
 `rezusctl` talks to a server. `rezuscloud` runs one. Both end with 0 when it is done, 1 when it failed and 2
 when the command line is wrong.
 
-Without `-c`, `rezusctl` takes the only cluster there is; with several it asks for one. `cluster` and `clusters`
-are its names for the kind Tenant.
+Without `-c`, `rezusctl` takes the only cluster there is; with several it asks for one. `cluster` and
+`clusters` are its names for the kind Tenant.
 
 """
     return head + "\n".join(
@@ -199,9 +200,12 @@ are its names for the kind Tenant.
 
 
 def _help(name: str, command: click.Command, parent: click.Context | None) -> Iterator[str]:
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=96)
-    path = context.command_path
-    yield f"{'##' if parent is None else '###'} {path}\n\n```text\n{command.get_help(context).rstrip()}\n```\n"
+    # The settings of a command count only when it is invoked, and a page is made without that.
+    context = click.Context(
+        command, info_name=name, parent=parent, terminal_width=96, **command.context_settings
+    )
+    text = command.get_help(context).rstrip()
+    yield f"{'##' if parent is None else '###'} {context.command_path}\n\n```text\n{text}\n```\n"
     if isinstance(command, click.Group):
         for verb in command.list_commands(context):
             found = command.get_command(context, verb)
@@ -231,9 +235,8 @@ def main() -> int:
         stale = True
         if check:
             print(f"{page.relative_to(ROOT)} is stale; run: make docs", file=sys.stderr)
-            for line in list(difflib.unified_diff(known.splitlines(), wanted.splitlines(), lineterm="", n=0))[
-                2:12
-            ]:
+            differences = difflib.unified_diff(known.splitlines(), wanted.splitlines(), lineterm="", n=0)
+            for line in islice(differences, 2, 12):
                 print(f"  {line}", file=sys.stderr)
         else:
             REFERENCE.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,14 @@
 """Owns the access log: one line a request, collected and written a few times a second.
 
 It goes past `logging`: a record of that costs a third of a whole request here. So no filter or handler of
-`logging` sees these lines; format and stream are given at construction. What stands in a line is fixed: no
-query, no header, no token.
+`logging` sees these lines; form and stream are given at construction, and of the logger `LOGGER` only the
+level counts. What stands in a line is fixed: no query, no header, no token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from functools import lru_cache
@@ -16,6 +17,7 @@ from typing import NamedTuple, TextIO
 import orjson
 
 LOGGER = "rezuscloud.http.access"
+_logger = logging.getLogger(LOGGER)
 _FLUSH_S = 0.2
 _FLUSH_LINES = 500
 _MAX_PATH = 300
@@ -48,7 +50,9 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, entry: Entry) -> None:
-        """Remembers one request for the next writing."""
+        """Remembers one request for the next writing, unless the level of `LOGGER` is above INFO."""
+        if not _logger.isEnabledFor(logging.INFO):
+            return
         self._entries.append(entry)
         if len(self._entries) >= _FLUSH_LINES:
             self.flush()

@@ -68,10 +68,10 @@ def json_response(body: bytes, *, status: int = 200) -> web.Response:
 
 
 def add_safe_headers(headers: CIMultiDict[str]) -> None:
-    """What every answer bears; a handler that said otherwise keeps its word."""
-    for name, value in _SAFE.items():
-        if name not in headers:
-            headers[name] = value
+    """What every answer bears. One that was made here has it already."""
+    if "Server" not in headers:
+        for name, value in _SAFE.items():
+            headers.setdefault(name, value)
 
 
 def status_response(error: ApiError) -> web.Response:

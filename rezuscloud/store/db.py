@@ -56,7 +56,8 @@ GROUP = 50
 KEPT_CHANGES = 20_000
 """Rows of the change log that are kept; a watch that asks for older ones starts anew."""
 _PRUNE_EVERY = 1_000
-_TRUNCATE_WAL_BYTES = 16 * 2**20
+_CHECKPOINT_BYTES = 4 * 2**20
+_TRUNCATE_BYTES = 16 * 2**20
 _VERSION = "version"
 """Key of an overlay under which the newest version given lies."""
 
@@ -250,6 +251,7 @@ class Store:
         self._queue: asyncio.Queue[_Waiting | None] = asyncio.Queue()
         self._is_closing = False
         self._since_prune = 0
+        self._unchecked = 0
 
     @classmethod
     @asynccontextmanager
@@ -335,6 +337,19 @@ class Store:
         for waiting, result in done:
             if not waiting.answer.done():
                 waiting.answer.set_result(result)
+        await self._checkpoint(statements)
+
+    async def _checkpoint(self, statements: Sequence[Statement]) -> None:
+        """Moves the write-ahead log into the file once it has grown, when nobody waits for an answer."""
+        self._unchecked += sum(
+            len(param) for _, params in statements for param in params if isinstance(param, bytes)
+        )
+        if self._unchecked < _CHECKPOINT_BYTES:
+            return
+        mode = "TRUNCATE" if self._unchecked >= _TRUNCATE_BYTES else "PASSIVE"
+        self._unchecked = 0
+        with contextlib.suppress(sqlite3.Error):  # the next one tries again; the log itself is safe
+            await self._writer.run(lambda c: c.execute(f"PRAGMA wal_checkpoint({mode})").fetchall())
 
     async def _flush(self, statements: Sequence[Statement]) -> None:
         started = time.perf_counter()
@@ -509,6 +524,7 @@ async def _connection(path: Path, *, read_only: bool) -> AsyncIterator[_Connecti
             "busy_timeout = 5000",
             "trusted_schema = OFF",
             "synchronous = FULL",
+            "wal_autocheckpoint = 0",  # in the middle of a large commit its caller would wait for it
             f"query_only = {'ON' if read_only else 'OFF'}",
         ):
             connection.execute(f"PRAGMA {pragma}")

@@ -11,6 +11,7 @@ It does not store blobs and does not decide when a key is rotated.
 from __future__ import annotations
 
 import base64
+import binascii
 import errno
 import fcntl
 import hashlib
@@ -43,6 +44,8 @@ KEY_ID_RAW = "raw"
 KEY_ID_PBKDF2 = "pbkdf2"
 """Key id of a blob that an operator's own OpenTofu sealed with a passphrase."""
 
+_PAYLOAD = re.compile(rb'"encrypted_data"\s*:\s*"')
+_HEAD = re.compile(rb'\{"version":\d+,"terraform_version":"[^"\\]*","serial":(\d+),"lineage":"([^"\\]+)"')
 _NONCE_BYTES = 12
 _MAX_FILE_BYTES = 4096
 _SCRYPT = {"n": 2**16, "r": 8, "p": 1}
@@ -130,13 +133,32 @@ def _key_id(alias: str, meta: Mapping[str, Any]) -> str:
 
 
 def _parse(blob: bytes) -> Doc:
+    """The JSON object in a blob. Sealed data, which is nearly all of a blob, is not parsed but left where it
+    is, as a memoryview: parsing megabytes of it would hold the interpreter."""
+    found = _PAYLOAD.search(blob)
+    end = blob.find(b'"', found.end()) if found else -1
+    if found and end > 0:
+        outline = _loads(blob[: found.end()] + blob[end:])
+        if _is_sealed(outline):
+            return outline | {"encrypted_data": memoryview(blob)[found.end() : end]}
+    return _loads(blob)
+
+
+def _loads(text: bytes) -> Doc:
     try:
-        document = orjson.loads(blob)
+        document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadState(f"not an OpenTofu state: {error}") from error
     if not isinstance(document, dict):
         raise BadState("not an OpenTofu state: no JSON object")
     return document
+
+
+def _inner_header(plain: bytes) -> Header:
+    """The header of a plain state; of one that is laid out as tofu does it, from its first bytes alone."""
+    if found := _HEAD.match(plain):
+        return Header(int(found[1]), found[2].decode(), encrypted=False, key_id="")
+    return header(plain)
 
 
 def _is_sealed(document: Doc) -> bool:
@@ -273,7 +295,7 @@ class KeyRing:
                 plain = AESGCM(state_key.key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
             except (InvalidTag, ValueError):  # ValueError: too short to hold a nonce
                 continue
-            inner = header(plain)
+            inner = _inner_header(plain)
             if (inner.serial, inner.lineage) != (outer.serial, outer.lineage):
                 raise CannotOpenState(
                     f"The state of tenant {tenant_uid} was altered: outside it says serial {outer.serial} of "
@@ -312,7 +334,7 @@ def _sealed_bytes(document: Doc) -> bytes:
             "not know. It is kept as it is. Use a newer server."
         )
     try:
-        return base64.b64decode(document.get("encrypted_data", ""), validate=True)
+        return binascii.a2b_base64(document.get("encrypted_data", ""), strict_mode=True)
     except (TypeError, ValueError) as error:
         raise BadState(f"not an OpenTofu state: {error}") from error
 

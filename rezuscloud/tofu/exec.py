@@ -97,13 +97,13 @@ class StopSignal:
     """The cancel button of a run, good for all its commands: once pressed, no other command is started."""
 
     def __init__(self) -> None:
-        self._presses = 0
-        self._pressed = asyncio.Event()
+        self.presses = 0
+        self.changed = asyncio.Event()
 
     @property
     def is_set(self) -> bool:
         """Whether it was pressed."""
-        return self._presses > 0
+        return self.presses > 0
 
     def interrupt(self) -> None:
         """Stop in good order: nothing new is begun, what is going on is finished and saved."""
@@ -114,28 +114,8 @@ class StopSignal:
         self._press(2)
 
     def _press(self, times: int) -> None:
-        self._presses = max(self._presses, times)
-        self._pressed.set()
-
-    async def watch(self, child: Child, grace_s: float) -> None:
-        """Hands presses on to a process, and kills its group when it takes longer than its grace."""
-        sent = 0
-        deadline: float | None = None
-        loop = asyncio.get_running_loop()
-        while True:
-            while sent < self._presses:
-                child.interrupt()
-                sent += 1
-                deadline = loop.time() + (grace_s if sent == 1 else min(grace_s, _FORCED_GRACE_S))
-                if sent < self._presses:
-                    await asyncio.sleep(0.1)  # two pending signals of a kind would arrive as one
-            self._pressed.clear()
-            try:
-                left = None if deadline is None else max(0.0, deadline - loop.time())
-                await asyncio.wait_for(self._pressed.wait(), left)
-            except TimeoutError:
-                child.kill_group()
-                return
+        self.presses = max(self.presses, times)
+        self.changed.set()
 
 
 async def plan(
@@ -234,20 +214,15 @@ async def _run(
     else:
         argv = [str(inv.engine.path), *words, "-json", *operands]
         stdout = files.messages
-    timed_out = False
     ended = asyncio.Event()
     async with process.start(
         argv, env=_environment(inv), cwd=inv.cwd, stdout=stdout, stderr=files.stderr, grace_s=inv.grace_s
     ) as child:
         on_started(child)
         following = asyncio.create_task(reader.follow(ended))
-        watching = asyncio.create_task(stop.watch(child, inv.grace_s))
+        warden = _Warden(child, stop, grace_s=inv.grace_s, timeout_s=timeout_s)
+        watching = asyncio.create_task(warden.watch())
         try:
-            try:
-                await asyncio.wait_for(child.wait(), timeout_s)
-            except TimeoutError:
-                timed_out = True
-                stop.interrupt()
             code = await child.wait()
         finally:
             watching.cancel()
@@ -260,8 +235,8 @@ async def _run(
         changes=reader.changes,
         # SIGINT kills only before the engine listens to it, so before it has done anything.
         killed=code == _PANIC or (code < 0 and code != -signal.SIGINT),
-        interrupted=stop.is_set,
-        timed_out=timed_out,
+        interrupted=stop.is_set or warden.timed_out,
+        timed_out=warden.timed_out,
         has_errored_state=await asyncio.to_thread((inv.cwd / "errored.tfstate").exists),
     )
 
@@ -283,6 +258,40 @@ def _environment(inv: Invocation) -> dict[str, str]:
         "TF_INPUT": "0",
         "CHECKPOINT_DISABLE": "1",
     }
+
+
+class _Warden:
+    """Stops a process when told to or when its time is up, and kills its group when it will not stop."""
+
+    def __init__(self, child: Child, stop: StopSignal, *, grace_s: float, timeout_s: float | None) -> None:
+        self._child = child
+        self._stop = stop
+        self._grace_s = grace_s
+        self._timeout_s = timeout_s
+        self.timed_out = False
+
+    async def watch(self) -> None:
+        """Works until it is cancelled or has killed."""
+        now = asyncio.get_running_loop().time
+        deadline = None if self._timeout_s is None else now() + self._timeout_s
+        sent = 0
+        while True:
+            while sent < max(self._stop.presses, int(self.timed_out)):
+                if sent == 1:
+                    await asyncio.sleep(0.1)  # two pending signals of a kind would arrive as one
+                self._child.interrupt()
+                sent += 1
+                deadline = now() + (self._grace_s if sent == 1 else min(self._grace_s, _FORCED_GRACE_S))
+            self._stop.changed.clear()
+            try:
+                await asyncio.wait_for(
+                    self._stop.changed.wait(), None if deadline is None else deadline - now()
+                )
+            except TimeoutError:
+                if sent > 0:
+                    self._child.kill_group()
+                    return
+                self.timed_out = True
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 from typing import Any
 
-from rezuscloud.http.access_log import AccessLog, Entry
+import pytest
+
+from rezuscloud.http.access_log import LOGGER, AccessLog, Entry
+
+
+@pytest.fixture(autouse=True)
+def _at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
 
 
 def _note(log: AccessLog, **changes: Any) -> None:
@@ -86,3 +94,12 @@ async def test_a_stream_that_cannot_be_written_breaks_nothing() -> None:
     stream.close()
     _note(log)
     log.flush()
+
+
+async def test_the_level_of_its_logger_silences_it(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream=stream)
+    caplog.set_level(logging.WARNING, LOGGER)
+    _note(log)
+    log.flush()
+    assert stream.getvalue() == ""

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from rezuscloud.access.identity import Identity
-from rezuscloud.http.access_log import AccessLog
+from rezuscloud.http.access_log import LOGGER, AccessLog
 from rezuscloud.http.keys import IDENTITY, RULES, TOLD, Access, Permission, Route, mount
 from rezuscloud.http.metrics import Metrics
 from rezuscloud.http.middleware import hallway
@@ -195,7 +195,10 @@ async def test_every_answer_bears_safe_headers_and_no_version(site: _Site) -> No
         assert headers["X-Request-Id"]
 
 
-async def test_the_access_log_is_one_line_without_query_or_token(site: _Site) -> None:
+async def test_the_access_log_is_one_line_without_query_or_token(
+    site: _Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
     answer, _ = await site.get("/who?token=hidden&x=%0ay")
     site.access_log.flush()
     [line] = site.lines.getvalue().splitlines()
