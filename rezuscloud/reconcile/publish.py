@@ -26,6 +26,7 @@ from rezuscloud.model.meta import (
     parse_time,
     to_wire,
 )
+from rezuscloud.model.tenant import HeldBy
 from rezuscloud.plugin.types import Observation
 from rezuscloud.reconcile.outcome import Hold
 from rezuscloud.resources.service import Desk
@@ -53,6 +54,15 @@ def publish_holds(desk: Desk, tenant: str, holds: Sequence[Hold]) -> None:
     entries = [hold.to_wire(before.get(hold.by.value, now)) for hold in holds]
     desk.set_status("Tenant", "", tenant, {"heldBy": entries})
     refresh_tenant(desk, tenant)
+
+
+def lift_holds(desk: Desk, tenant: str, *kinds: HeldBy) -> None:
+    """Takes away what a person has just settled, so that nobody reads it as still true. The turn that follows
+    says what is still in the way."""
+    doc = desk.tx.get("Tenant", "", tenant)
+    if doc is not None and (holds := doc["status"].get("heldBy")):
+        kept = [hold for hold in holds if hold["by"] not in kinds]
+        desk.set_status("Tenant", "", tenant, {"heldBy": kept})
 
 
 def publish_projection(desk: Desk, tenant: str, projection: Projection, *, state_version: int | None) -> None:

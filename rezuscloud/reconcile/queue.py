@@ -73,8 +73,12 @@ class ApplyQueue:
     def changed(self, tenant: str) -> None:
         """What is declared has changed: (re)starts the debounce."""
         lane = self._lane(tenant)
+        was_due = lane.schedule.due
         lane.schedule.changed(_now())
-        lane.poked.set()
+        now_due = lane.schedule.due
+        assert now_due is not None
+        if was_due is None or now_due < was_due:  # a lane that waits for an earlier time looks again anyway
+            lane.poked.set()
 
     def wake(self, tenant: str, *, forced: bool = False) -> None:
         """Look at the tenant now."""

@@ -16,9 +16,10 @@ from rezuscloud.model.errors import Conflict, NotFound
 from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, format_time, get_path
 from rezuscloud.model.operations import RunPhase
+from rezuscloud.model.tenant import HeldBy
 from rezuscloud.reconcile.keys import key_version, key_version_record
 from rezuscloud.reconcile.observe import Observer
-from rezuscloud.reconcile.publish import publish_projection
+from rezuscloud.reconcile.publish import lift_holds, publish_projection
 from rezuscloud.reconcile.queue import ApplyQueue
 from rezuscloud.reconcile.recovery import close_open_runs
 from rezuscloud.reconcile.rooms import Rooms
@@ -31,6 +32,8 @@ from rezuscloud.tofu.projection import project
 log = logging.getLogger(__name__)
 
 _PARTIAL_PROJECTION_S = 1.0
+_ENDED_BY_A_REQUEST = (HeldBy.DEBOUNCE, HeldBy.BACKOFF, HeldBy.PAUSE, HeldBy.DECLARATION, HeldBy.ENGINE)
+"""What a request for a run ends, or looks at anew."""
 
 
 class Reconciler:
@@ -135,6 +138,7 @@ class Reconciler:
             doc = self._held_run(desk, tenant, run, plan_id)
             approval = {"by": identity.subject, "at": format_time(desk.tx.now), "planId": plan_id}
             desk.set_status("Run", tenant, run, {"approval": approval})
+            lift_holds(desk, tenant, HeldBy.APPROVAL)
             desk.record_event(doc, reason="Approved", message=f"{identity.subject} approved plan {plan_id}")
 
         await self._rooms.service.transact(write)
@@ -181,6 +185,7 @@ class Reconciler:
         """Runs without waiting for the debounce or a backoff, also when nothing seems to be owed."""
         authorize(identity, "apply", "tenants", tenant)
         self._tenant(tenant)
+        await self._rooms.service.transact(lambda desk: lift_holds(desk, tenant, *_ENDED_BY_A_REQUEST))
         self.queue.wake(tenant, forced=True)
 
     async def recover(self, identity: Identity, tenant: str) -> Doc:
@@ -206,6 +211,7 @@ class Reconciler:
             assert owner is not None
             message = f"{identity.subject} stored the state that {record['run']} had left behind"
             desk.record_event(owner, reason="StateRecovered", message=message)
+            lift_holds(desk, tenant, HeldBy.RECOVERY)
             return owner
 
         doc = await rooms.service.transact(write)
@@ -229,6 +235,7 @@ class Reconciler:
 
         def write(desk: Desk) -> None:
             rooms.store.states.release_lock(desk.tx, uid, lock_id)
+            lift_holds(desk, tenant, HeldBy.LOCK)
             owner = desk.tx.get("Tenant", "", tenant)
             assert owner is not None
             desk.record_event(

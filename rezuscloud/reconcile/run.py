@@ -394,6 +394,12 @@ class Run:
 def failure(outcome: tofu.Outcome, *, doing: str) -> RunError:
     """What a person is told of a failed plan or apply: the engine's first error and what to do."""
     errors = [d for d in outcome.diagnostics if d.severity == "error"]
+    if outcome.timed_out:
+        return RunError(
+            summary=f"the engine took too long {doing} and was stopped",
+            detail=errors[0].summary if errors else "",
+            hint="what it had saved is kept; REZUSCLOUD_RUN_TIMEOUT_S sets how long a run may take",
+        )
     if outcome.killed:
         return RunError(
             summary=f"the engine was killed while {doing}",

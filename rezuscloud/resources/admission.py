@@ -117,14 +117,16 @@ class Admission:
         check_version(kind, current, doc)
         if kind.writable == "system":
             return self._changed_metadata_only(kind, current, doc)
-        found = self._check(kind, doc, drop)
+        # What was admitted once is not judged again: most writes only change metadata.
+        is_same_spec = _bytes(doc.setdefault("spec", {})) == _bytes(current["spec"])
+        found = self._check(kind, doc, drop, judges_spec=not is_same_spec)
         meta, more = changed_metadata(kind, current["metadata"], doc["metadata"])
         found += more
-        if isinstance(doc["spec"], dict):
+        if not is_same_spec and isinstance(doc["spec"], dict):
             found += _immutable(kind, current, doc["spec"])
         if found:
             raise Invalid.of(kind.kind, name, found)
-        if _bytes(doc["spec"]) != _bytes(current["spec"]):
+        if _bytes(doc["spec"]) != _bytes(current["spec"]):  # again: unknown fields may have been dropped
             meta["generation"] += 1
         return {**current, "metadata": meta, "spec": doc["spec"]}
 
@@ -179,11 +181,14 @@ class Admission:
                 f"the name of the object ({meta['name']}) does not match the name of the request ({name})"
             )
 
-    def _check(self, kind: Kind, doc: Doc, drop: DropUnknown | None) -> list[Cause]:
+    def _check(
+        self, kind: Kind, doc: Doc, drop: DropUnknown | None, *, judges_spec: bool = True
+    ) -> list[Cause]:
         """Wrong values. Unknown fields raise BadRequest, or are removed from `doc` when `drop` is given."""
         spec = doc.setdefault("spec", {})
         findings = Findings(unknown=[(key,) for key in doc if key not in _TOP_LEVEL])
-        findings.add(check_spec(kind.kind, spec, self._providers))
+        if judges_spec:
+            findings.add(check_spec(kind.kind, spec, self._providers))
         if findings.unknown and drop is None:
             unknown = [causes.unknown_field(path) for path in findings.unknown]
             raise BadRequest(causes.strict_decoding_message(unknown), causes=unknown, kind=kind.kind)
