@@ -5,19 +5,20 @@ It constructs handlers from rooms that exist; it makes no rooms (`main.py`) and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from aiohttp import web
 
 from rezuscloud.access.identity import Sessions
 from rezuscloud.api.actions import Actions, Operator, StateReader
+from rezuscloud.api.discovery import discovery_routes
 from rezuscloud.api.health import HealthRoutes, Readiness
 from rezuscloud.api.resources import Resources
 from rezuscloud.api.session import SessionRoutes
 from rezuscloud.api.watch import Watches
 from rezuscloud.http.access_log import AccessLog
 from rezuscloud.http.body import MAX_BYTES
-from rezuscloud.http.keys import RULES, Access, Permission, Route, mount
+from rezuscloud.http.keys import ENTRANCE, RULES, Access, Permission, Route, mount
 from rezuscloud.http.metrics import Metrics
 from rezuscloud.http.middleware import hallway
 from rezuscloud.http.sse import Streams
@@ -56,7 +57,8 @@ def build_app(
     metrics.gauge("watchers", "Open streams", lambda: len(streams))
     hub.subscribe(metrics.on_event)
 
-    app = web.Application(middlewares=[hallway(sessions, metrics, access_log)], client_max_size=MAX_BYTES)
+    way_in = hallway(sessions, metrics, access_log)
+    app = web.Application(middlewares=[way_in], client_max_size=MAX_BYTES)
     app[RULES] = {}
     for route in (
         Route("GET", "/healthz", health.live, Access.PUBLIC),
@@ -69,9 +71,17 @@ def build_app(
         Route("POST", "/api/v1/manifests", resources.apply_manifests, Access.BY_KIND),
         Route("*", "/api/v1/manifests", _only_post, Access.BY_KIND),
         *state_routes,
+        *discovery_routes(),
         Route("*", "/api/v1/{path:.*}", resources.handle, Access.BY_KIND),
     ):
         mount(app, route)
+
+    def enter(request: web.Request) -> Awaitable[web.StreamResponse] | None:
+        if resources.recognises(request):
+            return way_in.answer(request, resources.handle, Access.BY_KIND)
+        return None
+
+    app[ENTRANCE] = enter
 
     async def stop_streams(_: web.Application) -> None:
         streams.end_all()

@@ -2,7 +2,7 @@
 
 It turns paths, queries and bodies into calls of the service, and what comes back into Kubernetes' shapes. It
 checks nothing of the contents and permits nothing itself: the service does both. Streams are in `watch.py`,
-what a kind can do beyond Kubernetes' verbs in `actions.py`.
+tables in `tables.py`, what a kind can do beyond Kubernetes' verbs in `actions.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import orjson
 from aiohttp import web
 
 from rezuscloud.access.identity import Identity
-from rezuscloud.api.paths import Target, read_path
+from rezuscloud.api.paths import PREFIX, Target, read_path
 from rezuscloud.api.query import is_dry_run, is_watch, read_count
+from rezuscloud.api.tables import table_response, wants_table
 from rezuscloud.api.watch import Watches
 from rezuscloud.http.body import read_document, read_documents, read_optional, read_patch
 from rezuscloud.http.errors import json_response
 from rezuscloud.http.keys import IDENTITY, TOLD
-from rezuscloud.model.errors import ApiError, BadRequest
+from rezuscloud.model.errors import ApiError, BadRequest, NotFound
 from rezuscloud.model.meta import Doc
 from rezuscloud.resources.service import DropUnknown, ResourceService, scale_of
 from rezuscloud.store.resources import Stored
@@ -90,6 +91,16 @@ class Resources:
                 f"no answer within {WRITE_TIMEOUT_S:.0f} s; it may be done or not: look before you repeat it"
             ) from None
 
+    def recognises(self, request: web.Request) -> bool:
+        """A plain GET of objects, about which no other route could say anything."""
+        path = request.rel_url.raw_path
+        if request.method != "GET" or not path.startswith(PREFIX):
+            return False
+        try:
+            return not read_path(path).subresource
+        except NotFound:
+            return False
+
     def _operations(self, target: Target) -> Mapping[str, Operation]:
         if target.subresource:
             if target.subresource == "status":
@@ -109,7 +120,11 @@ class Resources:
     async def _get(self, request: web.Request, target: Target) -> web.StreamResponse:
         if not target.subresource and is_watch(request):
             return await self._watches.serve(request, target)
-        return json_response(self._service.get(*_names(request, target)).raw)
+        stored = self._service.get(*_names(request, target))
+        if wants_table(request):
+            meta = {"resourceVersion": stored.doc["metadata"]["resourceVersion"]}
+            return await table_response(request, target.kind, [stored], meta)
+        return json_response(stored.raw)
 
     async def _list(self, request: web.Request, target: Target) -> web.StreamResponse:
         if is_watch(request):
@@ -129,6 +144,8 @@ class Resources:
             meta["continue"] = page.continue_
         if page.remaining is not None:
             meta["remainingItemCount"] = page.remaining
+        if wants_table(request):
+            return await table_response(request, target.kind, page.items, meta)
         # The items are joined as they lie in memory, in one copy: encoding them again would cost ten times
         # as much.
         head = b'{"kind":"%sList","apiVersion":"v1","metadata":%s,"items":[' % (

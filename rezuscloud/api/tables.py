@@ -48,7 +48,8 @@ async def table_response(
     include = request.query.get("includeObject") or "Metadata"
     if include not in ("None", "Metadata", "Object"):
         raise BadRequest(
-            'includeObject: unsupported value; supported values: "None", "Metadata", "Object"', kind=kind.plural
+            'includeObject: unsupported value; supported values: "None", "Metadata", "Object"',
+            kind=kind.plural,
         )
     if len(items) < _MANY_ROWS:
         return json_response(_draw(kind, items, meta, include))

@@ -67,6 +67,11 @@ class Route:
     rule: Rule
 
 
+Entrance = Callable[[web.Request], Awaitable[web.StreamResponse] | None]
+ENTRANCE: web.AppKey[Entrance] = web.AppKey("ENTRANCE")
+"""An application's own way in for requests that it recognises itself, past aiohttp's router and the cost of
+it (a sixth of a small answer). None: take the usual way. `http/server.py` asks it."""
+
 RULES: web.AppKey[dict[web.AbstractRoute, Rule]] = web.AppKey("RULES", dict)
 
 

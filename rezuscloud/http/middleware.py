@@ -15,11 +15,9 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from rezuscloud.access.identity import Identity
 from rezuscloud.access.policy import authorize
@@ -30,7 +28,9 @@ from rezuscloud.http.keys import (
     RULES,
     TOLD,
     Access,
+    Handler,
     Permission,
+    Rule,
     Told,
     request_id,
 )
@@ -50,17 +50,28 @@ class Verifier(Protocol):
     def verify(self, token: str) -> Identity: ...
 
 
-def hallway(verifier: Verifier, metrics: Metrics, access_log: AccessLog) -> Middleware:
-    """The middleware, for one application."""
-    prefix = secrets.token_hex(4)
-    numbers = itertools.count(1)
+class Hallway:
+    """What every request passes. An instance is a middleware of aiohttp; `answer` is the same for a handler
+    that was found without aiohttp's router."""
 
-    @web.middleware
-    async def pass_through(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    __middleware_version__ = 1
+
+    def __init__(self, verifier: Verifier, metrics: Metrics, access_log: AccessLog) -> None:
+        self._verifier = verifier
+        self._metrics = metrics
+        self._access_log = access_log
+        self._prefix = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answers what aiohttp's router has found, under the rule of its route."""
+        return await self.answer(request, handler, request.app[RULES].get(request.match_info.route))
+
+    async def answer(self, request: web.Request, handler: Handler, rule: Rule | None) -> web.StreamResponse:
+        """Lets the request pass to its handler if the rule says so, and makes an answer of whatever comes
+        back. `rule` None: nobody passes."""
         started = time.perf_counter()
-        number = f"{prefix}-{next(numbers):x}"
+        number = f"{self._prefix}-{next(self._numbers):x}"
         request_id.set(number)
         told = request[TOLD] = Told(number)
         status = _CLIENT_GONE
@@ -68,7 +79,8 @@ def hallway(verifier: Verifier, metrics: Metrics, access_log: AccessLog) -> Midd
         is_stream = False
         try:
             try:
-                _admit(request, verifier)
+                if rule is not Access.PUBLIC:
+                    self._admit(request, rule)
                 response = await handler(request)
             except (ConnectionError, asyncio.CancelledError):
                 raise
@@ -89,24 +101,25 @@ def hallway(verifier: Verifier, metrics: Metrics, access_log: AccessLog) -> Midd
             seconds = time.perf_counter() - started
             method = request.method
             verb = told.verb or (method.lower() if method in _METHODS else "other")
-            metrics.count_request(told.kind or "none", verb, status, None if is_stream else seconds)
-            _note(access_log, request, status, seconds, response, is_stream)
+            self._metrics.count_request(told.kind or "none", verb, status, None if is_stream else seconds)
+            _note(self._access_log, request, status, seconds, response, is_stream)
 
-    return pass_through
+    def _admit(self, request: web.Request, rule: Rule | None) -> None:
+        """Returns when the request may go on to its handler."""
+        identity = request[IDENTITY] = authenticate(request, self._verifier)
+        if rule is Access.BY_KIND:
+            return
+        match = request.match_info
+        if isinstance(rule, Permission):
+            authorize(identity, rule.verb, rule.kind, match.get("tenant"))
+        elif match.http_exception is None:
+            _log.error("%s %s declares no rule, so it is closed", request.method, request.path)
+            raise Forbidden("nobody may use this path: it declares no rule; please report this")
 
 
-def _admit(request: web.Request, verifier: Verifier) -> None:
-    """Returns when the request may go on to its handler."""
-    match = request.match_info
-    rule = request.app[RULES].get(match.route)
-    if rule is Access.PUBLIC:
-        return
-    identity = request[IDENTITY] = authenticate(request, verifier)
-    if isinstance(rule, Permission):
-        authorize(identity, rule.verb, rule.kind, match.get("tenant"))
-    elif rule is None and match.http_exception is None:
-        _log.error("%s %s declares no rule, so it is closed", request.method, request.path)
-        raise Forbidden("nobody may use this path: it declares no rule; please report this")
+def hallway(verifier: Verifier, metrics: Metrics, access_log: AccessLog) -> Hallway:
+    """The hallway of one application."""
+    return Hallway(verifier, metrics, access_log)
 
 
 def authenticate(request: web.Request, verifier: Verifier) -> Identity:

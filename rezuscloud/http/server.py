@@ -18,6 +18,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from rezuscloud.http.errors import api_error, status_response
+from rezuscloud.http.keys import ENTRANCE, Entrance
 
 _log = logging.getLogger(__name__)
 
@@ -85,13 +86,25 @@ class _Runner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
+        handle = made.request_handler
+        if (entrance := self._app.get(ENTRANCE)) is not None:
+            handle = _by(entrance, handle)
         return _Server(
-            made.request_handler,
+            handle,
             limits=self._limits,
             request_factory=made.request_factory,
             loop=made._loop,
             **made._kwargs,
         )
+
+
+def _by(entrance: Entrance, handle: Any) -> Any:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        direct = entrance(request)
+        response: web.StreamResponse = await (handle(request) if direct is None else direct)
+        return response
+
+    return answer
 
 
 class _Server(web.Server):

@@ -207,11 +207,11 @@ class Reconciler:
 
         def write(desk: Desk) -> Doc:
             rooms.store.records.delete(desk.tx, recovery_key(uid))
+            lift_holds(desk, tenant, HeldBy.RECOVERY)
             owner = desk.tx.get("Tenant", "", tenant)
             assert owner is not None
             message = f"{identity.subject} stored the state that {record['run']} had left behind"
             desk.record_event(owner, reason="StateRecovered", message=message)
-            lift_holds(desk, tenant, HeldBy.RECOVERY)
             return owner
 
         doc = await rooms.service.transact(write)

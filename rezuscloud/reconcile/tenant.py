@@ -137,6 +137,7 @@ class TenantReconciler:
             await self._rooms.service.transact(
                 lambda desk: publish_projection(desk, name, projection, state_version=current.version)
             )
+            await self._on_settled(name)  # machines that no run of ours has made have not been looked at yet
 
     async def _projection(self, uid: str) -> Projection | None:
         state = await self._rooms.states.plain(uid)

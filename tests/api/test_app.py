@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from rezuscloud.access.identity import Identity
 from rezuscloud.access.policy import is_allowed
 from rezuscloud.api.actions import Actions
-from rezuscloud.http.keys import RULES, Access, Permission
+from rezuscloud.http.keys import ENTRANCE, RULES, Access, Permission
 from rezuscloud.resources.registry import REGISTRY
 from tests.support.api import TENANT, Api, placed, serve
 
@@ -81,3 +82,29 @@ async def test_every_kind_and_subresource_asks_the_policy(api: Api, monkeypatch:
 async def test_the_application_has_one_middleware_and_a_body_limit(api: Api) -> None:
     assert len(api.app.middlewares) == 1
     assert isinstance(api.app, web.Application)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "is_taken"),
+    [
+        ("GET", "/api/v1/tenants", True),
+        ("GET", "/api/v1/namespaces/personal/nodegroups/w", True),
+        ("GET", "/api/v1/namespaces/personal/tfstate", False),
+        ("GET", "/api/v1/tenants/personal/tfstate", False),
+        ("GET", "/api/v1/tenants/personal/state-env", False),
+        ("GET", "/api/v1/manifests", False),
+        ("GET", "/api/v1/nothing", False),
+        ("GET", "/api/v1", False),
+        ("GET", "/healthz", False),
+        ("HEAD", "/api/v1/tenants", False),
+        ("POST", "/api/v1/tenants", False),
+    ],
+)
+async def test_only_a_plain_read_of_objects_takes_the_short_way_in(
+    api: Api, method: str, path: str, is_taken: bool
+) -> None:
+    answer = api.app[ENTRANCE](make_mocked_request(method, path, app=api.app))
+    assert (answer is not None) is is_taken
+    if answer is not None:
+        answer.close()  # type: ignore[attr-defined]  # a coroutine that was never started
+        assert (await api.call(method, path, token=None)).status == 401

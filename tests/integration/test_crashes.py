@@ -179,7 +179,9 @@ async def _is_whole(server: Server, before: dict[str, Doc], machines: list[str])
     instances = [
         (resource["name"], instance) for resource in state["resources"] for instance in resource["instances"]
     ]
-    assert sorted(name for name, _ in instances) == sorted(["declaration", *(f"machine_{m}" for m in machines)])
+    assert sorted(name for name, _ in instances) == sorted(
+        ["declaration", *(f"machine_{m}" for m in machines)]
+    )
     assert not any("status" in instance or "deposed" in instance for _, instance in instances)
 
     probe = {"ID": "probe"}

@@ -103,7 +103,7 @@ async def gated(engine: Path, folder: Path) -> AsyncIterator[Gate]:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
         lines = ["#!/bin/sh"]
         for name in ("TF_HTTP_ADDRESS", "TF_HTTP_LOCK_ADDRESS", "TF_HTTP_UNLOCK_ADDRESS"):
-            lines.append(f'export {name}="{url}?to=${name}"')
+            lines.append(f'[ -n "${name}" ] && export {name}="{url}?to=${name}"')
         lines.append(f'exec "{engine}" "$@"')
         gate.engine.write_text("\n".join(lines) + "\n")
         gate.engine.chmod(0o755)

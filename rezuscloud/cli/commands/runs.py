@@ -9,7 +9,7 @@ import asyncclick as click
 
 from rezuscloud.cli.client import Client, Failure
 from rezuscloud.cli.commands.options import choose_cluster, cluster_option, timeout_option, wait_option
-from rezuscloud.cli.commands.waiting import wait_until_applied
+from rezuscloud.cli.commands.waiting import newest_run, wait_until_applied
 
 
 @click.command("approve")
@@ -67,10 +67,11 @@ async def retry_command(cluster: str | None, wait: bool, timeout_s: float) -> No
     """Starts a run for what is declared now, without waiting for debounce or backoff."""
     client = Client.from_environment()
     tenant = choose_cluster(client, cluster)
+    before = newest_run(client, tenant)
     client.post(f"/api/v1/tenants/{tenant}/apply", {})
     click.echo(f"tenants/{tenant}: a run starts")
     if wait:
-        wait_until_applied(client, tenant, timeout_s)
+        wait_until_applied(client, tenant, timeout_s, after=before)
 
 
 @click.command("logs")

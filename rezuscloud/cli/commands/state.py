@@ -10,7 +10,7 @@ import asyncclick as click
 
 from rezuscloud.cli.client import Client, Failure
 from rezuscloud.cli.commands.options import choose_cluster, timeout_option, wait_option
-from rezuscloud.cli.commands.waiting import wait_until_applied
+from rezuscloud.cli.commands.waiting import newest_run, wait_until_applied
 
 
 @click.group("state")
@@ -91,7 +91,8 @@ async def rotate_key_command(cluster: str | None, wait: bool, timeout_s: float) 
     """Makes a new state key and starts the run that re-encrypts the state with it."""
     client = Client.from_environment()
     tenant = choose_cluster(client, cluster)
+    before = newest_run(client, tenant)
     client.post(f"/api/v1/tenants/{tenant}/rotate-key", {})
     click.echo(f"tenants/{tenant}: a new key is made; a run re-encrypts the state")
     if wait:
-        wait_until_applied(client, tenant, timeout_s)
+        wait_until_applied(client, tenant, timeout_s, after=before)

@@ -16,9 +16,15 @@ _NEEDS_SOMEBODY = frozenset({"approval", "recovery", "engine", "declaration", "p
 """What does not pass by itself: waiting longer would be of no use."""
 
 
-def wait_until_applied(client: Client, tenant: str, timeout_s: float) -> None:
-    """Returns when all that is declared is applied and every machine is ready. Raises Failure with what to do
-    when a person has to do something, when a run failed, or when the time is over."""
+def newest_run(client: Client, tenant: str) -> int:
+    """Number of the tenant's newest run, going on or ended; 0 when it has had none."""
+    return _newest(client.get(f"/api/v1/tenants/{tenant}").get("status") or {})
+
+
+def wait_until_applied(client: Client, tenant: str, timeout_s: float, *, after: int = -1) -> None:
+    """Returns when all that is declared is applied, by a run newer than number `after`, and every machine is
+    ready. Raises Failure with what to do when a person has to do something, when a run failed, or when the
+    time is over."""
     progress = Progress()
     deadline = time.monotonic() + timeout_s
     text = ""
@@ -27,7 +33,7 @@ def wait_until_applied(client: Client, tenant: str, timeout_s: float) -> None:
         status = doc.get("status") or {}
         text = stage(client, tenant, status)
         progress.show(f"{tenant}: {text}")
-        if _is_done(doc):
+        if _is_done(doc) and _newest(status) > after:
             progress.end()
             return
         if trouble := _trouble(status):
@@ -67,6 +73,11 @@ def _is_done(doc: Mapping[str, Any]) -> bool:
         "currentRun"
     )
     return is_applied and _condition(status, "Ready").get("status") == "True"
+
+
+def _newest(status: Mapping[str, Any]) -> int:
+    names = (status.get("currentRun"), status.get("lastRun"))
+    return max(int(name.rpartition("-")[2]) if name else 0 for name in names)
 
 
 def _trouble(status: Mapping[str, Any]) -> str:
