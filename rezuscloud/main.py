@@ -23,6 +23,7 @@ from rezuscloud.api.tfstate import loopback_app, operator_routes
 from rezuscloud.bus.client import Bus
 from rezuscloud.bus.server import TASK as NATS_TASK
 from rezuscloud.bus.server import NatsServer, run_server
+from rezuscloud.http.access_log import AccessLog
 from rezuscloud.http.keys import request_id
 from rezuscloud.http.metrics import Metrics
 from rezuscloud.http.server import Listener, listen
@@ -119,6 +120,7 @@ async def running(settings: Settings) -> AsyncIterator[Server]:
             state_routes=operator_routes(states, max_bytes=max_bytes),
             readiness=_readiness(store, bus, nats, tasks, engine_room),
             metrics=metrics,
+            access_log=AccessLog(as_json=settings.log_format == "json"),
         )
         listener = await enter(listen(app, settings.host, settings.port))
         tasks.start("observer", observer.run)

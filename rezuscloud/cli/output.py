@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +13,13 @@ import asyncclick as click
 FORMATS = ("table", "wide", "json", "yaml", "name")
 
 
-def print_table(table: Mapping[str, Any], *, wide: bool, with_namespace: bool) -> None:
+def print_table(table: Mapping[str, Any], *, wide: bool = False, with_cluster: bool = False) -> None:
     """Prints a server's Table; columns of lower priority only when `wide`."""
     columns = [(at, c) for at, c in enumerate(table["columnDefinitions"]) if wide or not c.get("priority")]
-    head = ["CLUSTER"] if with_namespace else []
+    head = ["CLUSTER"] if with_cluster else []
     rows = [head + [column["name"].upper() for _, column in columns]]
     for row in table["rows"]:
-        meta = row["object"]["metadata"]
-        cells = [meta.get("namespace", "")] if with_namespace else []
+        cells = [row["object"]["metadata"].get("namespace", "")] if with_cluster else []
         rows.append(cells + [_cell(row["cells"][at]) for at, _ in columns])
     print_rows(rows)
 
@@ -33,11 +33,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None or value == "":
-        return "-"
-    if value is True or value is False:
-        return str(value)
-    return " ".join(str(value).split())
+    return "-" if value is None or value == "" else " ".join(printable(str(value)).split())
 
 
 def print_document(doc: Any, output: str) -> None:
@@ -47,7 +43,8 @@ def print_document(doc: Any, output: str) -> None:
         return
     import yaml
 
-    click.echo(yaml.safe_dump(doc, sort_keys=False, allow_unicode=True), nl=False)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times as fast, where libyaml is there
+    click.echo(yaml.dump(doc, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def print_names(kind_plural: str, items: Sequence[Mapping[str, Any]]) -> None:
@@ -55,28 +52,44 @@ def print_names(kind_plural: str, items: Sequence[Mapping[str, Any]]) -> None:
         click.echo(f"{kind_plural}/{item['metadata']['name']}")
 
 
+def printable(text: str) -> str:
+    """The text without characters that would command the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
+
+
 class Progress:
-    """One line that changes: written over on a terminal, a new line for each change elsewhere."""
+    """One line that changes: written over on a terminal, a new line for each change elsewhere.
+
+    Used as a context; at its end the last text stays.
+    """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._last = ""
 
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal and self._last:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
     def show(self, text: str) -> None:
+        text = " ".join(printable(text).split())
         if text == self._last:
             return
         self._last = text
         if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{text if len(text) <= width else text[: width - 1] + '…'}")
             sys.stderr.flush()
         else:
             click.echo(text, err=True)
-
-    def end(self) -> None:
-        """Leaves the last text standing."""
-        if self._is_terminal and self._last:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
 
 
 def bar(done: int, total: int, width: int = 24) -> str:

@@ -7,7 +7,9 @@ import sys
 
 import asyncclick as click
 
+from rezuscloud.bus.server import NatsFailed
 from rezuscloud.commands.grammar import Failure
+from rezuscloud.kit.process import StartError
 from rezuscloud.main import Server, serve, set_up_logging
 from rezuscloud.settings import Settings, unknown_variables
 from rezuscloud.store.db import StoreDamaged, StoreInUse
@@ -20,7 +22,7 @@ async def run_serve(settings: Settings) -> None:
         click.echo(f"warning: {line}", err=True)
     try:
         await serve(settings, announce=_announce)
-    except (StoreInUse, StoreDamaged, RootKeyError) as error:
+    except (StoreInUse, StoreDamaged, RootKeyError, NatsFailed, StartError) as error:
         raise Failure(str(error)) from error
     except OSError as error:
         raise Failure(

@@ -123,7 +123,8 @@ async def start(
     No shell and no search in PATH: `argv[0]` is absolute. `env` is all that the child sees. Files given as
     paths are appended to and made with mode 0600; standard input is empty; no core dumps; umask 077.
     `die_with_parent` is the signal that the leader gets when we die, even by SIGKILL. The kernel sends it
-    when the *thread* that started the child ends: call this from the main thread's event loop.
+    when the *thread* that started the child ends (call this from the main thread's event loop), and again for
+    each thread of ours that ends after that one: it is nothing for a child that counts its signals.
     Cancelling the block does not cut the ladder short.
 
     Raises StartError when the program cannot be started.
@@ -226,6 +227,17 @@ def is_running(pid: int, start_ticks: int) -> bool:
     """True while this very process lives. A zombie does not: it only waits to be reaped."""
     stat = _stat(pid)
     return stat is not None and stat[1] == start_ticks and stat[0] not in "ZX"
+
+
+def interrupt(pid: int, start_ticks: int) -> None:
+    """SIGINT to this very process alone; nothing happens when it has ended."""
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if is_running(pid, start_ticks):  # asked again: from here on the descriptor means one process
+                signal.pidfd_send_signal(descriptor, signal.SIGINT)
+        finally:
+            os.close(descriptor)
 
 
 def kill_group_of(pid: int, start_ticks: int) -> None:

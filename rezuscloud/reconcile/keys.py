@@ -1,4 +1,6 @@
-"""Owns which version of a tenant's state key is current. The keys themselves are `tofu/encryption.py`'s."""
+"""Owns the records that are kept of a tenant beside its objects: which version of its state key is current (the
+keys themselves are `tofu/encryption.py`'s), and whether a state waits beside its run to be stored.
+"""
 
 from __future__ import annotations
 
@@ -12,3 +14,8 @@ def key_version(records: Records, tenant_uid: str) -> int:
 
 def key_version_record(tenant_uid: str) -> str:
     return f"state-key/{tenant_uid}"
+
+
+def recovery_key(tenant_uid: str) -> str:
+    """Record that says: a run's state lies beside it and must be stored before anything else."""
+    return f"recovery/{tenant_uid}"

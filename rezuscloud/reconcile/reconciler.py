@@ -17,14 +17,13 @@ from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, format_time, get_path
 from rezuscloud.model.operations import RunPhase
 from rezuscloud.model.tenant import HeldBy
-from rezuscloud.reconcile.keys import key_version, key_version_record
+from rezuscloud.reconcile.keys import key_version, key_version_record, recovery_key
 from rezuscloud.reconcile.observe import Observer
-from rezuscloud.reconcile.publish import lift_holds, publish_projection
+from rezuscloud.reconcile.publish import lift_holds, publish_projection, tenant_condition
 from rezuscloud.reconcile.queue import ApplyQueue
-from rezuscloud.reconcile.recovery import close_open_runs
 from rezuscloud.reconcile.rooms import Rooms
 from rezuscloud.reconcile.run_dir import RunDir
-from rezuscloud.reconcile.tenant import TenantReconciler, recovery_key
+from rezuscloud.reconcile.tenant import TenantReconciler
 from rezuscloud.resources.service import Desk
 from rezuscloud.resources.states import StateAccess
 from rezuscloud.tofu.projection import project
@@ -32,6 +31,7 @@ from rezuscloud.tofu.projection import project
 log = logging.getLogger(__name__)
 
 _PARTIAL_PROJECTION_S = 1.0
+_ENGINE_RETRY_S = 5.0
 _ENDED_BY_A_REQUEST = (HeldBy.DEBOUNCE, HeldBy.BACKOFF, HeldBy.PAUSE, HeldBy.DECLARATION, HeldBy.ENGINE)
 """What a request for a run ends, or looks at anew."""
 
@@ -60,27 +60,31 @@ class Reconciler:
 
     async def start(self) -> None:
         """Takes up what the last process left, tenant by tenant, without holding up the start."""
-        for stored in self._rooms.store.objects.list("Tenant"):
-            self._spawn(self._take_up(stored.doc["metadata"]["name"]))
+        tenants = [stored.doc["metadata"] for stored in self._rooms.store.objects.list("Tenant")]
+        await asyncio.to_thread(
+            RunDir.remove_other_tenants, self._rooms.runs_dir, {meta["uid"] for meta in tenants}
+        )
+        for meta in tenants:
+            self.queue.wake(meta["name"])
+        if self._rooms.engine_room.engine is None:
+            self._spawn(self._await_engine())
 
     async def close(self) -> None:
         """Interrupts running tofu processes, lets them save their state, and ends all lanes."""
         self._is_closing = True
-        for run in self._tenants.active.values():
-            run.is_shutdown = True
-            run.stop.interrupt()
+        self._tenants.stop()
         await self.queue.close()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._observer.close()
 
-    async def _take_up(self, tenant: str) -> None:
-        try:
-            await close_open_runs(self._rooms, tenant)
-        except Exception:
-            log.exception("tenant %s: its open runs could not be closed", tenant)
-        self.queue.wake(tenant)
+    async def _await_engine(self) -> None:
+        """Looks for an engine until there is one; then every tenant gets its turn."""
+        while await self._rooms.engine_room.find() is None:
+            await asyncio.sleep(_ENGINE_RETRY_S)
+        for stored in self._rooms.store.objects.list("Tenant"):
+            self.queue.wake(stored.doc["metadata"]["name"])
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -313,6 +317,10 @@ class Reconciler:
                 "finishedAt": format_time(desk.tx.now),
             },
         )
+        doc = desk.tx.get("Tenant", "", tenant)
+        if doc is not None:
+            message = f"{run}: {identity.subject} stopped it before anything was applied"
+            tenant_condition(desk, doc, "Applied", "False", "Cancelled", message)
 
 
 def _wanted(tenant: Doc) -> tuple[Any, ...]:

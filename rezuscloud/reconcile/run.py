@@ -85,6 +85,16 @@ class Run:
         return str(self.target.tenant["metadata"]["uid"])
 
     @property
+    def was_stopped(self) -> bool:
+        """A person or the end of the server stopped it; not its time limit, which is a failure of its own."""
+        return bool(self.cancelled_by) or self.is_shutdown
+
+    def shut_down(self) -> None:
+        """The server is going down: the engine saves its state and ends."""
+        self.is_shutdown = True
+        self.stop.interrupt()
+
+    @property
     def dir(self) -> RunDir:
         return RunDir(self.rooms.runs_dir, self.tenant_uid, self.name)
 

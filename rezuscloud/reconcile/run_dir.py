@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,19 @@ class RunDir:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+    @staticmethod
+    def runs_of(root: Path, tenant_uid: str) -> list[str]:
+        """Names of the runs of a tenant that have a directory."""
+        folder = root / tenant_uid
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    @staticmethod
+    def remove_other_tenants(root: Path, tenant_uids: Collection[str]) -> None:
+        """Removes what is left of tenants that are gone."""
+        for path in root.iterdir() if root.is_dir() else ():
+            if path.name not in tenant_uids:
+                shutil.rmtree(path, ignore_errors=True)
 
     @staticmethod
     def remove_tenant(root: Path, tenant_uid: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rezuscloud.kit.process import StartError
@@ -18,10 +19,11 @@ from rezuscloud.model.operations import PlanSummary, RunAction, RunError, RunPha
 from rezuscloud.model.tenant import ApplyPolicy, HeldBy, Role, machine_name
 from rezuscloud.plugin.manager import PluginFailed
 from rezuscloud.plugin.types import RequiredProvider
-from rezuscloud.reconcile.keys import key_version, key_version_record
+from rezuscloud.reconcile.keys import key_version, key_version_record, recovery_key
 from rezuscloud.reconcile.outcome import Held, Hold, RunFailed
 from rezuscloud.reconcile.publish import current_revision, publish_holds, publish_projection, tenant_condition
 from rezuscloud.reconcile.queue import Turn
+from rezuscloud.reconcile.recovery import close_open_runs
 from rezuscloud.reconcile.rooms import Rooms
 from rezuscloud.reconcile.run import Run, Target, cause_of, failure, is_unlock_failure, run_name, run_number
 from rezuscloud.reconcile.run_dir import RunDir
@@ -36,7 +38,6 @@ from rezuscloud.tofu.render import Rendered, RenderError, render
 log = logging.getLogger(__name__)
 
 LOCK_RETRY_S = 5.0
-ENGINE_RETRY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,17 @@ class _Look:
 
     @property
     def is_owed(self) -> bool:
-        return self.is_leaving or self.revision != self.tenant["status"].get("appliedRevision")
+        """A run is needed: something else is declared than was applied, or the newest run, whatever it was for,
+        did not reach its end and may have left something half done."""
+        is_unfinished = self.latest is not None and (
+            self.latest["status"]["phase"] != RunPhase.SUCCEEDED.value
+        )
+        is_other = self.revision != self.tenant["status"].get("appliedRevision")
+        return self.is_leaving or is_other or is_unfinished
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self.tenant["spec"].get("paused"))
 
     @property
     def latest_phase(self) -> RunPhase | None:
@@ -78,7 +89,8 @@ class _Look:
 
 
 class TenantReconciler:
-    """Makes one tenant true per call of `step`. `active` holds the runs that are going on, by tenant."""
+    """Makes one tenant true per call of `step`; calls for one tenant never overlap. `active` holds the runs that
+    are going on, by tenant."""
 
     def __init__(
         self, rooms: Rooms, *, on_settled: Callable[[str], Awaitable[None]], on_gone: Callable[[str], None]
@@ -87,12 +99,22 @@ class TenantReconciler:
         self._on_settled = on_settled
         self._on_gone = on_gone
         self.active: dict[str, Run] = {}
+        self._taken_up: set[str] = set()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """The server is going down: what runs is interrupted and saves its state, and nothing new is begun."""
+        self._stopping.set()
+        for run in self.active.values():
+            run.shut_down()
 
     async def step(self, turn: Turn) -> None:
         """One turn. Raises Held or RunFailed when the tenant could not be made true."""
         tenant = self._rooms.tenant(turn.tenant)
         if tenant is None:
             self._on_gone(turn.tenant)
+            return
+        if not await self._clear_up(turn.tenant):
             return
         await self._catch_up(tenant)
         look = self._look(turn.tenant)
@@ -101,13 +123,14 @@ class TenantReconciler:
         if look.is_leaving and self._rooms.store.states.current(look.uid) is None:
             await self._forget(look)
             return
-        await self._refuse_if_blocked(look)
-        if not (look.is_owed or turn.forced or turn.resync):
+        wants_run = look.is_owed or turn.forced
+        await self._refuse_if_blocked(look, wants_run=wants_run)
+        if not (wants_run or turn.resync):
             await self.say(look.name, [])
             return
-        if look.is_owed or turn.forced:
+        if wants_run:
             await self._refuse_if_undecided(look, forced=turn.forced)
-        elif look.tenant["spec"].get("paused"):
+        elif look.is_paused:
             return
         await self._run(turn)
 
@@ -125,6 +148,16 @@ class TenantReconciler:
         content, revision = current_revision(tenant, groups, self._rooms.objects("Machine", name))
         runs = self._rooms.objects("Run", name)
         return _Look(tenant, groups, content, revision, max(runs, key=run_number, default=None))
+
+    async def _clear_up(self, name: str) -> bool:
+        """Ends what goes on no longer: runs of an earlier life of ours, or of a turn that failed. False when the
+        server is going down before that is done."""
+        why = "an internal error cut it short; the server's log has the details"
+        if name not in self._taken_up:
+            why = "the server was stopped while it went on"
+        is_done = await close_open_runs(self._rooms, name, why, stopping=self._stopping)
+        self._taken_up.add(name)
+        return is_done
 
     async def _catch_up(self, tenant: Doc) -> None:
         """Publishes the newest state if nobody has: an operator's tofu wrote it, or we were cut short."""
@@ -147,15 +180,15 @@ class TenantReconciler:
 
     # ------------------------------------------------------------ what stands in the way
 
-    async def _refuse_if_blocked(self, look: _Look) -> None:
+    async def _refuse_if_blocked(self, look: _Look, *, wants_run: bool) -> None:
         """Raises Held for whatever stands in the way of every run of this tenant."""
         rooms = self._rooms
         if (recovery := rooms.store.records.get(recovery_key(look.uid))) is not None:
             raise Held(_state_kept_aside(look.name, recovery["run"]))
         if await rooms.engine_room.find() is None:
             await self._tell_no_engine(look)
-            raise Held(Hold(HeldBy.ENGINE, rooms.engine_room.problem), retry_after_s=ENGINE_RETRY_S)
-        if look.is_owed and look.tenant["spec"].get("paused"):
+            raise Held(Hold(HeldBy.ENGINE, rooms.engine_room.problem))  # its coming gives everybody a turn
+        if wants_run and look.is_paused:
             raise Held(Hold(HeldBy.PAUSE, "spec.paused is true; set it to false to go on"))
         lock = rooms.store.states.lock(look.uid)
         if lock is not None and lock.run:
@@ -215,12 +248,13 @@ class TenantReconciler:
         async with self._rooms.slots.take(waits):
             look = self._look(name)  # again: it may have changed while it waited
             found = await self._rooms.engine_room.find()
-            if look is None or found is None:
+            if look is None or found is None or self._stopping.is_set():
                 return
             if look.latest_phase is RunPhase.HELD and look.latest and look.latest["status"].get("approval"):
                 run = await self._resume_held(look, *found)
                 if run is not None:
-                    await self._drive_apply(run)
+                    with self._going_on(run):
+                        await self._drive_apply(run)
                     return
             await self._supersede_held(look)
             await self._plan_and_apply(look, turn, *found)
@@ -251,9 +285,7 @@ class TenantReconciler:
             number=run_number(look.latest) + 1 if look.latest else 1,
             handover=handover,
         )
-        self.active[look.name] = run
-        run_name.set(f"{look.name}/{run.name}")
-        try:
+        with self._going_on(run):
             if not is_quiet:
                 await run.announce(RunPhase.PLANNING)
             try:
@@ -263,9 +295,19 @@ class TenantReconciler:
                 await self._refuse_render(run, error, is_quiet)
                 return
             await self._drive_plan(run, rendered, is_quiet=is_quiet)
+
+    @contextmanager
+    def _going_on(self, run: Run) -> Iterator[None]:
+        """From here on the run can be stopped. One that begins while the server goes down is stopped at once."""
+        self.active[run.tenant_name] = run
+        token = run_name.set(f"{run.tenant_name}/{run.name}")
+        if self._stopping.is_set():
+            run.shut_down()
+        try:
+            yield
         finally:
-            self.active.pop(look.name, None)
-            run_name.set("")
+            self.active.pop(run.tenant_name, None)
+            run_name.reset(token)
 
     def _render(self, look: _Look, encrypted: bool, before: Projection | None) -> Rendered:
         return render(
@@ -312,10 +354,13 @@ class TenantReconciler:
                 run, RunError(summary=str(error), hint="tried again by itself"), is_quiet
             )
             return
-        if run.summary is None:
-            if run.stop.is_set:
+        if run.was_stopped:
+            if is_quiet:
+                await asyncio.to_thread(run.dir.remove)
+            else:
                 await self._stopped(run, None)
-                return
+            return
+        if run.summary is None or outcome.timed_out:
             await self._give_up_plan(run, failure(outcome, doing="planning"), is_quiet)
             return
         has_changes = outcome.returncode == 2
@@ -359,18 +404,12 @@ class TenantReconciler:
         return why
 
     async def _drive_apply(self, run: Run) -> None:
-        self.active[run.tenant_name] = run
         try:
-            try:
-                outcome = await run.apply()
-            except (StartError, tofu.PrepareFailed, OSError) as error:
-                await run.end(
-                    RunPhase.FAILED, RunError(summary=str(error), hint="tried again by itself"), None
-                )
-                raise RunFailed(str(error)) from error
-            await self._finish(run, outcome)
-        finally:
-            self.active.pop(run.tenant_name, None)
+            outcome = await run.apply()
+        except (StartError, tofu.PrepareFailed, OSError) as error:
+            await run.end(RunPhase.FAILED, RunError(summary=str(error), hint="tried again by itself"), None)
+            raise RunFailed(str(error)) from error
+        await self._finish(run, outcome)
 
     async def _finish(self, run: Run, outcome: tofu.Outcome) -> None:
         rooms = self._rooms
@@ -390,7 +429,7 @@ class TenantReconciler:
                 return
             await run.succeed(projection)
             await self._settled(run)
-        elif run.stop.is_set:
+        elif run.was_stopped:
             await self._stopped(run, projection)
         else:
             error = failure(outcome, doing="applying")
@@ -566,11 +605,6 @@ class TenantReconciler:
             store.run_logs.delete(uid)
         await asyncio.to_thread(RunDir.remove_tenant, self._rooms.runs_dir, look.uid)
         log.info("tenant %s is gone", look.name)
-
-
-def recovery_key(tenant_uid: str) -> str:
-    """Record that says: a run's state lies beside it and must be stored before anything else."""
-    return f"recovery/{tenant_uid}"
 
 
 def _waits_for_approval(tenant: str, run: str, summary: str) -> Hold:

@@ -142,7 +142,7 @@ async def plan(
     words = ["plan", "-input=false", "-no-color", "-lock=false", "-detailed-exitcode", f"-out={out}"]
     words += ["-destroy"] if destroy else []
     words += [f"-replace={address}" for address in replace]
-    return await _run(inv, words, (), on_started, on_message, on_log, stop, timeout_s)
+    return await _run(inv, words, (), on_started, on_message, on_log, stop, timeout_s, outlives_us=False)
 
 
 async def apply(
@@ -155,9 +155,15 @@ async def apply(
     stop: StopSignal,
     timeout_s: float | None,
 ) -> Outcome:
-    """Applies exactly that plan, under the state lock. For the rest see `plan`."""
+    """Applies exactly that plan, under the state lock. For the rest see `plan`.
+
+    When we die it goes on, and leaves its state in `errored.tfstate`: whoever comes after us must find it by
+    what `on_started` wrote down. A signal from the kernel at our death would not do: it comes once for each of
+    our threads that ends, and at its second interrupt the engine throws its state away.
+    """
     words = ["apply", "-input=false", "-no-color"]
-    return await _run(inv, words, (str(plan),), on_started, on_message, on_log, stop, timeout_s)
+    operands = (str(plan),)
+    return await _run(inv, words, operands, on_started, on_message, on_log, stop, timeout_s, outlives_us=True)
 
 
 async def show_plan(inv: Invocation, plan: Path) -> Doc:
@@ -203,6 +209,8 @@ async def _run(
     on_log: OnLog,
     stop: StopSignal,
     timeout_s: float | None,
+    *,
+    outlives_us: bool,
 ) -> Outcome:
     if stop.is_set:
         return Outcome(returncode=1, interrupted=True)
@@ -216,7 +224,13 @@ async def _run(
         stdout = files.messages
     ended = asyncio.Event()
     async with process.start(
-        argv, env=_environment(inv), cwd=inv.cwd, stdout=stdout, stderr=files.stderr, grace_s=inv.grace_s
+        argv,
+        env=_environment(inv),
+        cwd=inv.cwd,
+        stdout=stdout,
+        stderr=files.stderr,
+        die_with_parent=None if outlives_us else signal.SIGINT,
+        grace_s=inv.grace_s,
     ) as child:
         on_started(child)
         following = asyncio.create_task(reader.follow(ended))

@@ -1,30 +1,33 @@
-"""`rezusctl login` and `rezusctl config`: which server, and as whom."""
+"""`rezusctl login | config`: which server, and as whom."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 
 import asyncclick as click
 
-from rezuscloud.cli.client import Client, config_path, read_config, write_config
+from rezuscloud.cli.client import ApiFailure, Client, Failure, config_path, read_config, write_config
+from rezuscloud.cli.commands.options import examples
 
 
-@click.command("login")
+@click.command(
+    "login",
+    epilog=examples(
+        "rezusctl login",
+        "rezusctl login --server https://rezus.example.org",
+        'echo "$PASSWORD" | rezusctl login --password-stdin',
+    ),
+)
 @click.option("--server", metavar="URL", help="Address of the server; kept for the next commands.")
 @click.option("-u", "--username", default="admin", show_default=True)
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 async def login_command(server: str | None, username: str, password_stdin: bool) -> None:
-    """Logs in and keeps the token (in a file that only you can read)."""
-    client = Client.from_environment()
-    if server:
-        client = Client(server.rstrip("/"), None)
+    """Logs in and keeps the token, in a file that only you can read."""
+    client = Client(server.rstrip("/"), None) if server else Client.from_environment()
     client.token = None
-    if password_stdin:
-        password = sys.stdin.readline().rstrip("\n")
-    else:
-        password = await click.prompt(f"Password of {username} at {client.server}", hide_input=True)
-    answer = client.post("/api/v1/auth/login", {"username": username, "password": password})
+    answer = _log_in(client, username, _password(client, username, password_stdin))
     config = read_config()
     login = {"user": username, "token": answer["token"], "expiresAt": answer["expiresAt"]}
     config["server"] = client.server
@@ -33,7 +36,29 @@ async def login_command(server: str | None, username: str, password_stdin: bool)
     click.echo(f"logged in to {client.server} as {username} until {answer['expiresAt']}")
 
 
-@click.command("config")
+def _password(client: Client, username: str, from_stdin: bool) -> str:
+    if from_stdin:
+        return sys.stdin.readline().rstrip("\r\n")
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask for the password; use --password-stdin")
+    return getpass.getpass(f"Password of {username} at {client.server}: ")
+
+
+def _log_in(client: Client, username: str, password: str) -> dict[str, str]:
+    try:
+        answer: dict[str, str] = client.post(
+            "/api/v1/auth/login", {"username": username, "password": password}
+        )
+    except ApiFailure as error:
+        if error.code == 401:
+            raise Failure(error.message.partition("\n")[0]) from error  # without the hint to log in
+        raise
+    if not {"token", "expiresAt"} <= answer.keys():
+        raise Failure(f"{client.server} does not answer like a RezusCloud server; check the address")
+    return answer
+
+
+@click.command("config", epilog=examples("rezusctl config"))
 async def config_command() -> None:
     """Shows which server is used, as whom, and where that is kept."""
     client = Client.from_environment()

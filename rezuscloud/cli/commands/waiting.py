@@ -8,71 +8,121 @@ from typing import Any
 
 import asyncclick as click
 
-from rezuscloud.cli.client import ApiFailure, Client, Failure
+from rezuscloud.cli.client import RUNS, TENANTS, ApiFailure, Client, Failure, Kind, patiently
 from rezuscloud.cli.output import Progress, bar
 
 _POLL_S = 0.3
-_NEEDS_SOMEBODY = frozenset({"approval", "recovery", "engine", "declaration", "pause"})
-"""What does not pass by itself: waiting longer would be of no use."""
+_STANDS_S = 1.0
+"""What was in the way before the request may be read once more; what stands longer is its answer."""
+_PASSES = frozenset({"debounce", "capacity", "lock"})
+"""What passes without anybody's doing. For everything else waiting longer would be of no use."""
 
 
 def newest_run(client: Client, tenant: str) -> int:
     """Number of the tenant's newest run, going on or ended; 0 when it has had none."""
-    return _newest(client.get(f"/api/v1/tenants/{tenant}").get("status") or {})
+    return _newest(_status(client.get(TENANTS.path(None, tenant))))
 
 
 def wait_until_applied(client: Client, tenant: str, timeout_s: float, *, after: int = -1) -> None:
     """Returns when all that is declared is applied, by a run newer than number `after`, and every machine is
     ready. Raises Failure with what to do when a person has to do something, when a run failed, or when the
     time is over."""
-    progress = Progress()
-    deadline = time.monotonic() + timeout_s
-    text = ""
-    while time.monotonic() < deadline:
-        doc = client.get(f"/api/v1/tenants/{tenant}")
-        status = doc.get("status") or {}
-        text = stage(client, tenant, status)
-        progress.show(f"{tenant}: {text}")
-        if _is_done(doc) and _newest(status) > after:
-            progress.end()
-            return
-        if trouble := _trouble(status):
-            progress.end()
-            raise Failure(f"{tenant}: {trouble}")
-        time.sleep(_POLL_S)
-    progress.end()
-    raise Failure(
-        f"{tenant} is not ready after {timeout_s:g} s: {text}\nit goes on by itself; look with: "
-        f"rezusctl describe cluster {tenant}"
-    )
+    patience = _Patience(tenant, timeout_s)
+    with Progress() as progress:
+        while True:
+            doc = patiently(lambda: client.get(TENANTS.path(None, tenant)), progress.show)
+            status = _status(doc)
+            words = stage(client, tenant, status)
+            progress.show(f"{tenant}: {words}")
+            if _is_done(status) and _newest(status) > after:
+                return
+            patience.check(status, words, f"rezusctl describe cluster {tenant}")
+            time.sleep(_POLL_S)
+
+
+def wait_until_gone(client: Client, kind: Kind, tenant: str | None, name: str, timeout_s: float) -> None:
+    """Returns when the object is gone. Raises Failure when something holds it or the time is over."""
+    what, owner = f"{kind.plural}/{name}", tenant or name
+    patience = _Patience(what, timeout_s)
+    with Progress() as progress:
+        while True:
+            try:
+                patiently(lambda: client.get(kind.path(tenant, name)), progress.show)
+                status = _status(client.get(TENANTS.path(None, owner)))
+            except ApiFailure as error:
+                if error.code != 404:
+                    raise
+                break
+            words = stage(client, owner, status)
+            progress.show(f"{what}: {words}")
+            patience.check(status, words, f"rezusctl describe cluster {owner}")
+            time.sleep(_POLL_S)
+    click.echo(f"{what} is gone")
 
 
 def stage(client: Client, tenant: str, status: Mapping[str, Any]) -> str:
     """Where a cluster stands, in a few words."""
-    for hold in status.get("heldBy") or ():
-        until = f" until {hold['until']}" if hold.get("until") else ""
-        return f"{hold['by']}: {hold['message']}{until}"
     if name := status.get("currentRun"):
-        try:
-            run = client.get(f"/api/v1/namespaces/{tenant}/runs/{name}").get("status") or {}
-        except ApiFailure:
-            run = {}
-        words = f"{name} {run.get('phase', '')}"
-        if progress := run.get("progress"):
-            words += f" {bar(progress['done'], progress['total'])} {progress.get('current', '')}"
-        return words.rstrip()
+        return _run_stage(client, tenant, name)
+    for hold in status.get("heldBy") or ():
+        return hold_text(hold)
     if status.get("declaredRevision") != status.get("appliedRevision"):
         return "declared"
     ready = _condition(status, "Ready")
     return f"applied; {ready.get('message', 'not observed yet')}"
 
 
-def _is_done(doc: Mapping[str, Any]) -> bool:
-    status = doc.get("status") or {}
-    is_applied = status.get("declaredRevision") == status.get("appliedRevision") and not status.get(
-        "currentRun"
-    )
-    return is_applied and _condition(status, "Ready").get("status") == "True"
+def hold_text(hold: Mapping[str, str]) -> str:
+    """What holds a cluster back, why, and until when."""
+    until = f" until {hold['until']}" if hold.get("until") else ""
+    return f"{hold['by']}: {hold['message']}{until}"
+
+
+def _run_stage(client: Client, tenant: str, name: str) -> str:
+    try:
+        run = _status(client.get(RUNS.path(tenant, name)))
+    except Failure:
+        run = {}
+    words = f"{name} {run.get('phase', '')}"
+    if progress := run.get("progress"):
+        words += f" {bar(progress['done'], progress['total'])} {progress.get('current') or ''}"
+    return words.rstrip()
+
+
+class _Patience:
+    """Ends when the time is over, or when something stands in the way that does not pass by itself."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        self._what = what
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._trouble = ""
+        self._since = 0.0
+
+    def check(self, status: Mapping[str, Any], words: str, look: str) -> None:
+        """Raises Failure."""
+        now, trouble = time.monotonic(), _trouble(status)
+        if trouble != self._trouble:
+            self._trouble, self._since = trouble, now
+        if trouble and now - self._since >= _STANDS_S:
+            raise Failure(f"{self._what}: {trouble}")
+        if now >= self._deadline:
+            raise Failure(
+                f"{self._what}: not done after {self._timeout_s:g} s: {words}\nit goes on by itself; look "
+                f"with: {look}"
+            )
+
+
+def _trouble(status: Mapping[str, Any]) -> str:
+    for hold in status.get("heldBy") or ():
+        if hold["by"] not in _PASSES:
+            return f"{hold['by']}: {hold['message']}"
+    return ""
+
+
+def _is_done(status: Mapping[str, Any]) -> bool:
+    is_applied = status.get("declaredRevision") == status.get("appliedRevision")
+    return is_applied and not status.get("currentRun") and _condition(status, "Ready").get("status") == "True"
 
 
 def _newest(status: Mapping[str, Any]) -> int:
@@ -80,35 +130,9 @@ def _newest(status: Mapping[str, Any]) -> int:
     return max(int(name.rpartition("-")[2]) if name else 0 for name in names)
 
 
-def _trouble(status: Mapping[str, Any]) -> str:
-    for hold in status.get("heldBy") or ():
-        if hold["by"] in _NEEDS_SOMEBODY or hold["by"] == "backoff":
-            return f"{hold['by']}: {hold['message']}"
-    return ""
+def _status(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    return doc.get("status") or {}
 
 
 def _condition(status: Mapping[str, Any], type_: str) -> Mapping[str, Any]:
     return next((c for c in status.get("conditions") or () if c["type"] == type_), {})
-
-
-def wait_until_gone(client: Client, path: str, what: str, timeout_s: float) -> None:
-    """Returns when the object is gone. Raises Failure when something holds it or the time is over."""
-    progress = Progress()
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            status = client.get(path).get("status") or {}
-        except ApiFailure as error:
-            if error.code != 404:
-                raise
-            progress.end()
-            click.echo(f"{what} is gone")
-            return
-        held = (status.get("heldBy") or [{}])[0]
-        progress.show(f"{what}: {held['by']}: {held['message']}" if held else f"{what}: being destroyed")
-        if trouble := _trouble(status):
-            progress.end()
-            raise Failure(f"{what}: {trouble}")
-        time.sleep(_POLL_S)
-    progress.end()
-    raise Failure(f"{what} is still there after {timeout_s:g} s; it goes on by itself")
