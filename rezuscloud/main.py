@@ -16,6 +16,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import web
+
 from rezuscloud.access.identity import Sessions
 from rezuscloud.api.app import build_app
 from rezuscloud.api.health import PartState, Readiness
@@ -44,6 +46,8 @@ from rezuscloud.store.db import Store
 from rezuscloud.tofu.encryption import KeyRing
 
 log = logging.getLogger(__name__)
+
+_RUNNERS_PORT = "runners-port"
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ async def running(settings: Settings) -> AsyncIterator[Server]:
 
         max_bytes = settings.state_max_mib * 2**20
         states = StateBackend(service, store, keys)
-        runners_door = await enter(listen(loopback_app(states, max_bytes=max_bytes), "127.0.0.1", 0))
+        runners_door = await _open_runners_door(store, loopback_app(states, max_bytes=max_bytes), stack)
         stack.callback(states.close)
 
         engine_room = EngineRoom(settings.tofu, settings.data_dir / "engine", settings.provider_mirror)
@@ -128,6 +132,22 @@ async def running(settings: Settings) -> AsyncIterator[Server]:
         yield Server(listener, first_password)
         log.info("stopping: running tofu processes are interrupted and save their state")
         states.drain()
+
+
+async def _open_runners_door(store: Store, app: web.Application, stack: AsyncExitStack) -> Listener:
+    """The runners' own listener, on the port that it had before. So an engine that outlived the last server is
+    told at once that its credential is void, and leaves its state beside its run; at a closed door it would
+    knock for a minute."""
+    known = int(store.records.get(_RUNNERS_PORT) or 0)
+    try:
+        door = await stack.enter_async_context(listen(app, "127.0.0.1", known))
+    except OSError:
+        if not known:
+            raise
+        door = await stack.enter_async_context(listen(app, "127.0.0.1", 0))
+    if door.port != known:
+        await store.transact(lambda tx: store.records.put(tx, _RUNNERS_PORT, door.port))
+    return door
 
 
 async def _open_bus(

@@ -94,16 +94,18 @@ def wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> bool:
     return False
 
 
-def rezusctl(*words: str, password: str | None = None) -> int:
+def rezusctl(*words: str, password: str | None = None, is_silent: bool = False) -> int:
     env = os.environ | {"REZUSCTL_SERVER": URL}
     stdin = f"{password}\n".encode() if password is not None else None
-    return subprocess.run([str(BIN / "rezusctl"), *words], env=env, input=stdin, check=False).returncode
+    out = subprocess.DEVNULL if is_silent else None
+    argv = [str(BIN / "rezusctl"), *words]
+    return subprocess.run(argv, env=env, input=stdin, stdout=out, stderr=out, check=False).returncode
 
 
 def create_sample(password: str) -> None:
     if rezusctl("login", "--username", "admin", "--password-stdin", password=password) != 0:
         raise SystemExit(1)
-    if rezusctl("get", "cluster", SAMPLE, "-o", "name") == 0:
+    if rezusctl("get", "cluster", SAMPLE, is_silent=True) == 0:
         return
     print(f"==> rezusctl create cluster {SAMPLE} --provider lab --control-planes 3 --workers 2 --wait")
     rezusctl(

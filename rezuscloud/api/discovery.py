@@ -1,4 +1,4 @@
-"""Owns discovery: what this server speaks and which kinds it has, from the registry, as Kubernetes clients ask.
+"""Owns discovery: what this server speaks and which kinds it has, as Kubernetes clients ask for it.
 
 There is one group, the core group `v1`. The answers are the same for everybody who is known, and never change
 while the server runs.

@@ -1,4 +1,4 @@
-"""Owns tables: the columns of a kind over its objects, in Kubernetes' form, as kubectl and rezusctl print them.
+"""Owns tables: the columns of a kind over its objects, as kubectl and rezusctl print them.
 
 Which columns there are is said in the registry. Here is decided when a client wants a table, what a cell
 looks like (an age is text: clients print cells as they come), and how much of each object goes along.

@@ -11,7 +11,7 @@ import json
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ SILENCE_S = 150.0
 PATIENCE_S = 30.0
 """How long a server that was there may be away, e.g. while it starts anew."""
 JSON = "application/json"
+LOGIN = "/api/v1/auth/login"
 TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"
 
 T = TypeVar("T")
@@ -42,13 +43,12 @@ class Unreachable(Failure):
 
 
 class ApiFailure(Failure):
-    """The server refused. `code` is the HTTP code, `reason` Kubernetes' word, `causes` name fields."""
+    """The server refused. `code` is the HTTP code, `causes` name fields."""
 
-    def __init__(self, code: int, status: Mapping[str, Any]) -> None:
+    def __init__(self, code: int, message: str, causes: Sequence[Mapping[str, str]] = ()) -> None:
         self.code = code
-        self.reason = str(status.get("reason", ""))
-        self.causes: list[Mapping[str, str]] = (status.get("details") or {}).get("causes") or []
-        super().__init__(printable(_told(code, status, [cause_text(cause) for cause in self.causes])))
+        self.causes = causes
+        super().__init__(printable(_told(message, [cause_text(cause) for cause in causes])))
 
 
 def cause_text(cause: Mapping[str, str]) -> str:
@@ -57,12 +57,10 @@ def cause_text(cause: Mapping[str, str]) -> str:
     return message if not field or field in message else f"{field}: {message}"
 
 
-def _told(code: int, status: Mapping[str, Any], causes: list[str]) -> str:
-    message = str(status.get("message") or f"the server answered {code}")
+def _told(message: str, causes: Sequence[str]) -> str:
+    """Several causes stand each on a line of its own."""
     if len(causes) > 1 and (at := message.find(causes[0])) > 0:
-        message = message[:at].rstrip(" ") + "".join(f"\n  {cause}" for cause in causes)
-    if code == 401 and status.get("reason"):
-        message += "\nlog in with: rezusctl login"
+        return message[:at].rstrip(" ") + "".join(f"\n  {cause}" for cause in causes)
     return message
 
 
@@ -142,7 +140,7 @@ class Client:
         return self._read(self._open("GET", path))
 
     def watch(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """The events of a collection as they happen, bookmarks among them, until the server ends the stream."""
+        """The events of a collection, bookmarks among them, until the server ends the stream."""
         query |= {"watch": "true", "allowWatchBookmarks": "true"}
         answer = self._open("GET", path, query=query, timeout_s=SILENCE_S)
         return (json.loads(line) for line in self._pieces(answer.readline) if line.strip())
@@ -160,7 +158,7 @@ class Client:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise self._stranger()
+            raise self.stranger()
         return answer
 
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
@@ -199,40 +197,43 @@ class Client:
             answer = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise self._away(error) from error
-        except ValueError as error:  # the token or the address has characters that no header may have
-            raise Failure(f"{self.server} cannot be asked: {error}; check the address and the token") from error
+        except ValueError as error:  # its text would show the token
+            raise Failure("the token or the address holds characters that no request may hold") from error
         if answer.status >= 400:
-            raise self._refusal(answer)
+            raise self._refusal(answer, path)
         if answer.status >= 300:
             raise Failure(f"{self.server} sends on to {answer.getheader('Location')}; use that address")
         return answer
 
     def _connection(self, timeout_s: float | None) -> tuple[http.client.HTTPConnection, str]:
         """The connection, not yet open, and the path below which the server lies."""
+        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         try:
             parts = urllib.parse.urlsplit(self.server)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host = port = None
-        if not host or parts.scheme not in ("http", "https"):
-            raise Failure(f"{self.server!r} is no server address; it looks like http://host:8080")
-        if parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s), parts.path
-        return http.client.HTTPConnection(host, port, timeout=timeout_s), parts.path
+            if parts.hostname:
+                return kinds[parts.scheme](parts.hostname, parts.port, timeout=timeout_s), parts.path
+        except (KeyError, ValueError, http.client.InvalidURL):
+            pass
+        raise Failure(f"{self.server!r} is no server address; it looks like http://host:8080")
 
-    def _refusal(self, answer: http.client.HTTPResponse) -> Failure:
+    def _refusal(self, answer: http.client.HTTPResponse, path: str) -> Failure:
         try:
             status = json.loads(self._read(answer))
         except ValueError:
             status = None
         if isinstance(status, dict) and "message" in status:
-            return ApiFailure(answer.status, status)
+            message = str(status["message"])
+            if answer.status == 401 and path != LOGIN:
+                message = message if self.token else f"you are not logged in to {self.server}"
+                message += "\nlog in with: rezusctl login"
+            return ApiFailure(answer.status, message, (status.get("details") or {}).get("causes") or ())
         return Failure(
             f"{self.server} answers {answer.status} {answer.reason}, and not like a RezusCloud server; "
             "check the address, or what stands before it"
         )
 
-    def _stranger(self) -> Failure:
+    def stranger(self) -> Failure:
+        """What answers here is something else."""
         return Failure(f"{self.server} does not answer like a RezusCloud server; check the address")
 
     def _away(self, error: Exception) -> Unreachable:
@@ -251,7 +252,7 @@ class Client:
         """All kinds that the server has."""
         resources = self.get("/api/v1").get("resources")
         if not isinstance(resources, list):
-            raise self._stranger()
+            raise self.stranger()
         return [
             Kind(
                 entry["kind"],
@@ -285,8 +286,8 @@ def patiently(ask: Callable[[], T], tell: Callable[[str], None] = _tell) -> T:
 
 
 def keep_open(open_stream: Callable[[], Iterator[T]], is_done: Callable[[], bool]) -> Iterator[T]:
-    """What a stream gives; opened anew when it ends before `is_done`, or breaks off. `open_stream` knows where
-    to go on."""
+    """What a stream gives. When it breaks off, or ends before `is_done`, it is opened anew; `open_stream`
+    knows where to go on."""
     stream = open_stream()
     while True:
         try:
@@ -310,6 +311,11 @@ class Kind:
     plural: str
     namespaced: bool
     names: frozenset[str] = frozenset()
+
+    @property
+    def in_words(self) -> str:
+        """What people call several of them."""
+        return "clusters" if self.kind == "Tenant" else self.plural
 
     def collection(self, tenant: str | None) -> str:
         """Path of the collection: of one tenant, or of all."""

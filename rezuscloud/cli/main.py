@@ -75,7 +75,7 @@ class _Verbs(click.Group):
             return await super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             click.echo(err=True)
-            ctx.exit(130)
+            raise click.exceptions.Exit(130) from None
 
 
 @click.group(

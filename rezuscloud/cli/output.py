@@ -38,13 +38,16 @@ def _cell(value: Any) -> str:
 
 def print_document(doc: Any, output: str) -> None:
     """One document, or a List, as YAML or JSON."""
-    if output == "json":
-        click.echo(json.dumps(doc, indent=2, ensure_ascii=False))
-        return
-    import yaml
+    text = json.dumps(doc, indent=2, ensure_ascii=False) + "\n" if output == "json" else to_yaml(doc)
+    click.echo(text, nl=False)
+
+
+def to_yaml(doc: Any) -> str:
+    """YAML with its keys in the order given, and a newline at its end."""
+    import yaml  # slow to import, and most commands write none
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times as fast, where libyaml is there
-    click.echo(yaml.dump(doc, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+    return str(yaml.dump(doc, Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
 def print_names(kind_plural: str, items: Sequence[Mapping[str, Any]]) -> None:

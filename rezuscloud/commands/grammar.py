@@ -15,10 +15,6 @@ from rezuscloud import __version__
 from rezuscloud.settings import Settings, SettingsError, read_settings
 
 
-class Failure(click.ClickException):
-    """Ends a command with exit code 1 and one message."""
-
-
 def settings() -> Settings:
     """The settings of the environment, or the end of the command with all that is wrong with them."""
     try:

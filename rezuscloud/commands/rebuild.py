@@ -13,7 +13,7 @@ from typing import Any
 import asyncclick as click
 import orjson
 
-from rezuscloud.commands.grammar import Failure
+from rezuscloud.commands.failure import Failure
 from rezuscloud.model.errors import ApiError
 from rezuscloud.model.meta import Doc
 from rezuscloud.plugin.manager import PluginManager

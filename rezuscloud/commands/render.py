@@ -16,7 +16,7 @@ from typing import Any
 import asyncclick as click
 
 from rezuscloud.access.identity import SYSTEM
-from rezuscloud.commands.grammar import Failure
+from rezuscloud.commands.failure import Failure
 from rezuscloud.model.documents import DocumentError, read_documents
 from rezuscloud.model.errors import ApiError
 from rezuscloud.model.meta import Doc

@@ -8,7 +8,7 @@ import sys
 import asyncclick as click
 
 from rezuscloud.bus.server import NatsFailed
-from rezuscloud.commands.grammar import Failure
+from rezuscloud.commands.failure import Failure
 from rezuscloud.kit.process import StartError
 from rezuscloud.main import Server, serve, set_up_logging
 from rezuscloud.settings import Settings, unknown_variables

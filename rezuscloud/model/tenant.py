@@ -2,6 +2,7 @@
 
 What was typed stays in the document as typed; these views only read it. Defaults of rendering live here,
 beside the document, never in it.
+Decision: ADR 0007.
 """
 
 from __future__ import annotations

@@ -36,6 +36,11 @@ FRESH = dt.timedelta(seconds=300)
 """An observation older than this says nothing any more."""
 
 
+_WAITED = frozenset({"ChangePending", "Held", "NoEngine", "NoControlPlane"})
+"""Reasons of Applied that end with the change that caused them."""
+_OWED = "what is declared has not been applied yet"
+
+
 def tenant_condition(desk: Desk, tenant: Doc, type_: str, status: str, reason: str, message: str) -> None:
     """Sets one condition of a tenant, as observed at the tenant's present generation."""
     meta = tenant["metadata"]
@@ -157,6 +162,7 @@ def refresh_tenant(desk: Desk, tenant: str) -> None:
         "ready": sum(machine["status"].get("ready") is True for machine in machines),
     }
     desk.set_status("Tenant", "", tenant, {"machines": counts})
+    _refresh_applied(desk, doc)
     for group in groups:
         _refresh_group(desk, tenant, group, machines)
     for type_, verdict in (
@@ -164,6 +170,23 @@ def refresh_tenant(desk: Desk, tenant: str) -> None:
         ("Reachable", _reachable(machines)),
     ):
         tenant_condition(desk, doc, type_, *verdict)
+
+
+def _refresh_applied(desk: Desk, tenant: Doc) -> None:
+    """Applied is never True while something is owed, and a change that was taken back is owed no more."""
+    applied = get_condition(tenant, "Applied")
+    if applied is None:
+        return
+    if _is_owed(tenant):
+        if applied["status"] == "True":
+            tenant_condition(desk, tenant, "Applied", "False", "ChangePending", _OWED)
+    elif applied["reason"] in _WAITED:
+        tenant_condition(desk, tenant, "Applied", "True", "Applied", "everything is as declared")
+
+
+def _is_owed(tenant: Doc) -> bool:
+    status = tenant["status"]
+    return bool(status.get("declaredRevision") != status.get("appliedRevision"))
 
 
 def _refresh_group(desk: Desk, tenant: str, group: Doc, machines: Sequence[Doc]) -> None:
@@ -183,13 +206,12 @@ def _refresh_group(desk: Desk, tenant: str, group: Doc, machines: Sequence[Doc])
 def _ready(
     tenant: Doc, groups: Sequence[Doc], machines: Sequence[Doc], now: dt.datetime
 ) -> tuple[str, str, str]:
-    status = tenant["status"]
     if is_leaving(tenant):
         return "False", "Deleting", "the tenant is being deleted"
     if not active_groups(groups):
         return "False", "NothingDeclared", "no node group is declared yet"
-    if status.get("declaredRevision") != status.get("appliedRevision"):
-        return "False", "ChangePending", "what is declared has not been applied yet"
+    if _is_owed(tenant):
+        return "False", "ChangePending", _OWED
     names = {machine["metadata"]["name"] for machine in machines}
     if missing := sorted(declared_machines(groups) - names):
         return "False", "MachinesMissing", f"not there yet: {_some(missing)}"

@@ -15,6 +15,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from rezuscloud.model.errors import ApiError
 from rezuscloud.model.meta import utc_now
 from rezuscloud.model.tenant import HeldBy
 from rezuscloud.reconcile.outcome import Held, Hold, RunFailed
@@ -148,6 +149,9 @@ class ApplyQueue:
                 lane.schedule.look_again(_now() + held.retry_after_s)
         except RunFailed as failed:
             await self._back_off(lane, str(failed))
+        except ApiError as error:
+            log.warning("tenant %s: a turn failed: %s", lane.tenant, error.message)
+            await self._back_off(lane, error.message)
         except Exception:
             log.exception("tenant %s: a turn failed in a way nobody foresaw", lane.tenant)
             await self._back_off(lane, "an internal error; the server's log has the details")

@@ -17,6 +17,7 @@ from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, format_time, get_path
 from rezuscloud.model.operations import RunPhase
 from rezuscloud.model.tenant import HeldBy
+from rezuscloud.plugin.manager import PluginFailed
 from rezuscloud.reconcile.keys import key_version, key_version_record, recovery_key
 from rezuscloud.reconcile.observe import Observer
 from rezuscloud.reconcile.publish import lift_holds, publish_projection, tenant_condition
@@ -26,7 +27,8 @@ from rezuscloud.reconcile.run_dir import RunDir
 from rezuscloud.reconcile.tenant import TenantReconciler
 from rezuscloud.resources.service import Desk
 from rezuscloud.resources.states import StateAccess
-from rezuscloud.tofu.projection import project
+from rezuscloud.tofu.projection import ProjectionError
+from rezuscloud.tofu.render import RenderError
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Reconciler:
         self._background: set[asyncio.Task[None]] = set()
         self._is_closing = False
         rooms.states.on_accepted.append(self._state_accepted)
+        rooms.store.on_full.append(self._disk_is_full)
 
     # ------------------------------------------------------------ life
 
@@ -119,15 +122,22 @@ class Reconciler:
         else:
             self.queue.wake(tenant)
 
+    def _disk_is_full(self) -> None:
+        for run in self._tenants.active.values():
+            run.free_reserve()
+
     async def _project_later(self, tenant: str, uid: str, run: str) -> None:
         await asyncio.sleep(_PARTIAL_PROJECTION_S)
         active = self._tenants.active.get(tenant)
         current = self._rooms.store.states.current(uid)
         if active is None or active.name != run or current is None:
             return
-        state = await self._rooms.states.plain(uid)
-        if state is not None:
-            projection = project(state, tenant_uid=uid, providers=self._rooms.providers)
+        try:
+            projection = await self._rooms.projection(uid)
+        except ProjectionError as error:  # told at the end of the run
+            log.warning("tenant %s: %s has made machines that cannot be shown yet: %s", tenant, run, error)
+            return
+        if projection is not None:
             await self._rooms.service.transact(
                 lambda desk: publish_projection(desk, tenant, projection, state_version=current.version)
             )
@@ -276,7 +286,10 @@ class Reconciler:
         """What an operator's own tofu needs for this tenant: configuration, addresses, state key."""
         authorize(identity, "state-env", "tenants", tenant)
         self._tenant(tenant)
-        return await self._tenants.operator_kit(tenant)
+        try:
+            return await self._tenants.operator_kit(tenant)
+        except (ProjectionError, RenderError, PluginFailed) as error:
+            raise Conflict(f"tenant {tenant} cannot be rendered: {error}") from error
 
     # ------------------------------------------------------------ inside
 

@@ -3,6 +3,7 @@
 Nothing is guessed: an engine that still works for such a run is interrupted, once, and waited for (it leaves its
 state beside itself), that state is stored if nobody stored a newer one, the run's lock is released, and the run
 is marked Interrupted. Then the tenant's own turn decides what is still owed.
+Decision: ADR 0004.
 """
 
 from __future__ import annotations

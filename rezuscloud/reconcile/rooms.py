@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rezuscloud.store.db import Store
 from rezuscloud.tofu.data_dirs import DataDirs
 from rezuscloud.tofu.encryption import KeyRing
 from rezuscloud.tofu.engine import Engine, EngineMissing, find_engine
+from rezuscloud.tofu.projection import Projection, project
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,14 @@ class Rooms:
     def tenant(self, name: str) -> Doc | None:
         found = self.store.objects.get("Tenant", "", name)
         return found.doc if found else None
+
+    async def projection(self, tenant_uid: str) -> Projection | None:
+        """What the newest state says; None when there is none. Raises ProjectionError."""
+        state = await self.states.plain(tenant_uid)
+        if state is None:
+            return None
+        # Plugins are asked, and one may hang for a while: not in the event loop.
+        return await asyncio.to_thread(project, state, tenant_uid=tenant_uid, providers=self.providers)
 
     def objects(self, kind: str, tenant: str) -> list[Doc]:
         return [stored.doc for stored in self.store.objects.list(kind, tenant)]

@@ -20,7 +20,7 @@ from rezuscloud.kit.process import Child, boot_id
 from rezuscloud.model.meta import Doc, digest, format_time, to_wire, utc_now
 from rezuscloud.model.operations import PlanSummary, RunAction, RunError, RunPhase
 from rezuscloud.plugin.types import RequiredProvider
-from rezuscloud.reconcile.publish import publish_projection, tenant_condition
+from rezuscloud.reconcile.publish import publish_projection, refresh_tenant, tenant_condition
 from rezuscloud.reconcile.rooms import Rooms
 from rezuscloud.reconcile.run_dir import RunDir
 from rezuscloud.resources.service import Desk
@@ -30,7 +30,7 @@ from rezuscloud.tofu.encryption import KeyHandover
 from rezuscloud.tofu.engine import Engine
 from rezuscloud.tofu.messages import Diagnostic, Message
 from rezuscloud.tofu.plan import masked_changes, summarize
-from rezuscloud.tofu.projection import Projection, project
+from rezuscloud.tofu.projection import Projection
 from rezuscloud.tofu.render import Rendered
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ run_name: ContextVar[str] = ContextVar("run_name", default="")
 
 PROGRESS_EVERY_S = 1.0
 KEPT_RUNS = 50
+_RESERVE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,10 @@ class Run:
 
     def _append_log(self, chunk: bytes) -> None:
         if self.uid:
-            self.rooms.store.run_logs.append(self.uid, chunk)
+            try:
+                self.rooms.store.run_logs.append(self.uid, chunk)
+            except OSError as error:  # a run must come to its end, on a full disk too
+                log.warning("%d bytes are missing in the log of %s: %s", len(chunk), self.name, error)
         else:
             self._early_log.append(chunk)
 
@@ -227,6 +231,7 @@ class Run:
             if run is not None:
                 desk.record_event(run, reason="Applying", message=summary.summary)
 
+        await self._reserve_space()
         await self.rooms.service.transact(begin)
         self._progress = Progress(total=summary.changes)
         reporter = asyncio.create_task(self._report_progress(self._progress))
@@ -244,6 +249,22 @@ class Run:
         finally:
             reporter.cancel()
             await asyncio.gather(reporter, return_exceptions=True)
+
+    async def _reserve_space(self) -> None:
+        """What an apply makes is remembered by its state alone: none begins without room for that state."""
+        current = self.rooms.store.states.current(self.tenant_uid)
+        size = _RESERVE_BYTES + 8 * (current.size_bytes if current else 0)
+        try:
+            await asyncio.to_thread(self.dir.reserve, size)
+        except OSError as error:
+            raise tofu.PrepareFailed(
+                f"the disk of the data directory has no {size // 2**20} MiB left, so nothing is applied: the "
+                f"state of what is made might be lost. Free some space. ({error.strerror})"
+            ) from error
+
+    def free_reserve(self) -> None:
+        """The disk is full: gives the state the room that was set aside for it."""
+        self.dir.free_reserve()
 
     async def _report_progress(self, progress: Progress) -> None:
         """Writes progress at most once a second, and only when there is some."""
@@ -268,10 +289,7 @@ class Run:
 
     async def projection(self) -> Projection | None:
         """What the newest state says, or None when there is no state."""
-        state = await self.rooms.states.plain(self.tenant_uid)
-        if state is None:
-            return None
-        return project(state, tenant_uid=self.tenant_uid, providers=self.rooms.providers)
+        return await self.rooms.projection(self.tenant_uid)
 
     async def succeed(self, projection: Projection | None) -> None:
         """Publishes machines, run and tenant as one change."""
@@ -297,6 +315,7 @@ class Run:
                 return
             desk.set_status("Tenant", "", self.tenant_name, {"currentRun": None, "lastRun": self.name})
             self._set_applied(desk, "Applied", f"{self.name}: {message}", status="True")
+            refresh_tenant(desk, self.tenant_name)  # more may have been declared meanwhile
             tenant_condition(desk, tenant, "Encrypted", *self._encrypted())
             tenant_condition(desk, tenant, "Drifted", "False", "AsDeclared", "the world is as declared")
             if run is not None:

@@ -22,6 +22,7 @@ class RunDir:
         self.plan_file = self.path / "tfplan"
         self.errored_state = self.path / "errored.tfstate"
         self._record = self.path / "run.json"
+        self._reserve = self.path / "reserve"
 
     def create(self, files: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
         """Makes the directory anew with these files. Left-overs of the same name are removed first."""
@@ -43,6 +44,18 @@ class RunDir:
         except (OSError, ValueError):
             return None
         return record if isinstance(record, dict) else None
+
+    def reserve(self, size_bytes: int) -> None:
+        """Sets space on the disk aside, for a state that must be stored however full the disk gets. Raises
+        OSError when there is not so much."""
+        fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+        finally:
+            os.close(fd)
+
+    def free_reserve(self) -> None:
+        self._reserve.unlink(missing_ok=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

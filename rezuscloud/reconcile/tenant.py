@@ -32,7 +32,7 @@ from rezuscloud.tofu import exec as tofu
 from rezuscloud.tofu.data_dirs import DataDirs
 from rezuscloud.tofu.encryption import BadState, CannotOpenState, KeyHandover, raw_encryption
 from rezuscloud.tofu.engine import Engine
-from rezuscloud.tofu.projection import Projection, project
+from rezuscloud.tofu.projection import Projection, ProjectionError
 from rezuscloud.tofu.render import Rendered, RenderError, render
 
 log = logging.getLogger(__name__)
@@ -110,6 +110,12 @@ class TenantReconciler:
 
     async def step(self, turn: Turn) -> None:
         """One turn. Raises Held or RunFailed when the tenant could not be made true."""
+        try:
+            await self._step(turn)
+        except ProjectionError as error:
+            raise RunFailed(str(error)) from error
+
+    async def _step(self, turn: Turn) -> None:
         tenant = self._rooms.tenant(turn.tenant)
         if tenant is None:
             self._on_gone(turn.tenant)
@@ -173,10 +179,7 @@ class TenantReconciler:
             await self._on_settled(name)  # machines that no run of ours has made have not been looked at yet
 
     async def _projection(self, uid: str) -> Projection | None:
-        state = await self._rooms.states.plain(uid)
-        if state is None:
-            return None
-        return project(state, tenant_uid=uid, providers=self._rooms.providers)
+        return await self._rooms.projection(uid)
 
     # ------------------------------------------------------------ what stands in the way
 
@@ -290,7 +293,7 @@ class TenantReconciler:
                 await run.announce(RunPhase.PLANNING)
             try:
                 encrypted = handover is not None and handover.may_enforce
-                rendered = self._render(look, encrypted, before)
+                rendered = await self._render(look, encrypted, before)
             except (RenderError, PluginFailed) as error:
                 await self._refuse_render(run, error, is_quiet)
                 return
@@ -309,8 +312,9 @@ class TenantReconciler:
             self.active.pop(run.tenant_name, None)
             run_name.reset(token)
 
-    def _render(self, look: _Look, encrypted: bool, before: Projection | None) -> Rendered:
-        return render(
+    async def _render(self, look: _Look, encrypted: bool, before: Projection | None) -> Rendered:
+        return await asyncio.to_thread(  # plugins are asked, and one may hang for a while
+            render,
             look.tenant,
             active_groups(look.groups),
             content=look.content,
@@ -417,9 +421,17 @@ class TenantReconciler:
         if lock is not None and lock.run == run.name:
             why = f"{run.name} ended without releasing it"
             await rooms.states.release_lock_of_run(run.tenant_name, run.tenant_uid, run.name, why)
-        projection = await run.projection()
+        projection, unreadable = None, ""
+        try:
+            projection = await run.projection()
+        except ProjectionError as problem:
+            unreadable = str(problem)
         if outcome.has_errored_state:
             await self._block_for_recovery(run, outcome, projection)
+        elif unreadable:
+            hint = "what was made is safe in the stored state; it is looked at again by itself"
+            await run.end(RunPhase.FAILED, RunError(summary=unreadable, hint=hint), None)
+            raise RunFailed(unreadable)
         elif outcome.returncode == 0 or self._reached(run, outcome, projection):
             if run.target.action is RunAction.DESTROY:
                 await run.succeed(projection)
@@ -532,7 +544,7 @@ class TenantReconciler:
         before = await self._projection(look.uid)
         stored = self._rooms.store.states.current(look.uid)
         encrypted = (stored is None or stored.encrypted) and found is not None and found[0].can_encrypt
-        rendered = self._render(look, encrypted, before)
+        rendered = await self._render(look, encrypted, before)
         path = f"/api/v1/namespaces/{tenant}/tfstate"
         env = {"TF_HTTP_ADDRESS": path, "TF_HTTP_LOCK_ADDRESS": path, "TF_HTTP_UNLOCK_ADDRESS": path}
         if encrypted:
@@ -608,11 +620,11 @@ class TenantReconciler:
 
 
 def _waits_for_approval(tenant: str, run: str, summary: str) -> Hold:
-    return Hold(HeldBy.APPROVAL, f"{run} waits for approval: {summary}; `rezusctl approve {tenant} {run}`")
+    return Hold(HeldBy.APPROVAL, f"{run} waits for approval: {summary}; `rezusctl approve {run} -c {tenant}`")
 
 
 def _was_stopped(tenant: str, run: str, who: str) -> Hold:
-    message = f"{run} was stopped by {who}; a change of the spec or `rezusctl retry {tenant}` goes on"
+    message = f"{run} was stopped by {who}; a change of the spec or `rezusctl retry -c {tenant}` goes on"
     return Hold(HeldBy.PAUSE, message, who=who)
 
 

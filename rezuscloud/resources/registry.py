@@ -2,6 +2,7 @@
 
 It says who writes a kind, what holds its deletion, what its tables show and which fields select. It does not
 check values (`schemas.py`) and it does not write (`service.py`).
+Decision: ADR 0001.
 """
 
 from __future__ import annotations

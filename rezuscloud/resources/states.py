@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -248,9 +249,11 @@ class StateBackend:
     async def adopt(self, access: StateAccess, body: bytes) -> None:
         """Stores what one of our runs saved to a file (errored.tfstate) because its upload was refused.
 
-        The same rules hold, but for the lock: that of the run itself, or none. Repeating it changes nothing.
+        The same rules hold, but for the lock: that of the run itself, or none. Repeating it changes nothing. A
+        state of a first apply that never got a lineage is given one, the same each time.
         """
         self._check_open()
+        body = await asyncio.to_thread(self._with_lineage, access, body)
         upload = await asyncio.to_thread(self._read_upload, access, body)
 
         def store(desk: Desk) -> bool:
@@ -321,6 +324,13 @@ class StateBackend:
             ) from None
         return _Upload(read_facts(plain), sha256, encrypted=True, key_id=key_id)
 
+    def _with_lineage(self, access: StateAccess, body: bytes) -> bytes:
+        lineage = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{access.tenant_uid}/{access.run}"))
+        try:
+            return self._keys.give_lineage(access.tenant_uid, body, lineage)
+        except (BadState, CannotOpenState):
+            return body  # what is wrong with it is said when it is read
+
     async def record_refusal(self, access: StateAccess, error: ApiError) -> None:
         """Tells on the tenant why a state was refused: tofu itself only shows people a number."""
         log.warning("state of tenant %s from %s refused: %s", access.tenant, access.subject, error.message)
@@ -344,6 +354,9 @@ class StateBackend:
 
         `info` is tofu's LockInfo. Raises LockHeld when somebody else holds it.
         """
+        if access.run and self._is_open and not self._gives_locks:
+            # For good: a run that is told to come back does not hear that it is interrupted, and holds us up.
+            raise Forbidden("RezusCloud is stopping, and this run with it; nothing was locked")
         self._check_open(wants_lock=True)
         if not isinstance(info.get("ID"), str) or not 0 < len(info["ID"]) <= _MAX_LOCK_TEXT:
             raise BadRequest("a lock needs an ID: a text of 1 to 256 characters")

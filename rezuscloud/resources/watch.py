@@ -3,6 +3,7 @@
 The store's log is the truth. The bus only wakes the hub; a lost message delays an event by `SAFETY_TICK_S`
 and loses nothing. Each event is encoded once, for all who watch. A watcher that does not read is dropped and
 comes back with the version that it has seen. How frames travel (JSON lines, SSE) is not decided here.
+Decision: ADR 0008.
 """
 
 from __future__ import annotations

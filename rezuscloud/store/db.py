@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 
 import aiosqlite
 
-from rezuscloud.model.errors import InsufficientStorage, Unavailable
+from rezuscloud.model.errors import InsufficientStorage, InternalError, Unavailable
 from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, utc_now
 from rezuscloud.store.records import Records, RunLogs
@@ -244,6 +244,8 @@ class Store:
         """Why nothing can be written at the moment, or None."""
         self.on_commit: list[Callable[[Sequence[ResourceEvent]], None]] = []
         """Called in the event loop after each commit, in order, before those who wrote are answered."""
+        self.on_full: list[Callable[[], None]] = []
+        """Called when a commit failed because the disk is full: who has set space aside may free it."""
         self.on_commit_timed: list[Callable[[float], None]] = []
         """Called with the seconds that each commit took."""
         self._writer = writer
@@ -362,6 +364,8 @@ class Store:
         is_full = any(word in str(error).lower() for word in _FULL)
         self.degraded = f"nothing can be written: {error}"
         log.error("a commit failed, nothing of it was stored: %s", error)
+        for callback in self.on_full if is_full else ():
+            callback()
         for waiting, _ in done:
             if not waiting.answer.done():
                 waiting.answer.set_exception(
@@ -370,7 +374,10 @@ class Store:
                         "goes on. Free some space and try again."
                     )
                     if is_full
-                    else error
+                    else InternalError(
+                        f"the database could not be written ({error}); nothing was changed and reading goes "
+                        "on. Try again; the server's log tells more."
+                    )
                 )
 
     def _publish(self, staged: dict[Hashable, Any], events: Sequence[ResourceEvent]) -> None:

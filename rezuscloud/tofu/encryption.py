@@ -6,6 +6,7 @@ in no environment (provider plugins inherit that), no argument and no file, and 
 stretching. A process of the same user can still read it; the threat model says so.
 
 It does not store blobs and does not decide when a key is rotated.
+Decision: ADR 0002.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _MAX_FILE_BYTES = 4096
 _SCRYPT = {"n": 2**16, "r": 8, "p": 1}
 _SCRYPT_MEMORY = 256 * 1024 * 1024
 _VERSIONED_ID = re.compile(r"k([1-9][0-9]{0,5})")
+_NO_LINEAGE = re.compile(rb'"lineage"\s*:\s*""')
 _MAX_ITERATIONS = 10_000_000  # a blob is input: its own header must not keep us busy for hours
 _HASHES = frozenset({"sha256", "sha512"})
 
@@ -119,10 +121,12 @@ def _header(document: Doc) -> Header:
         raise BadState("not an OpenTofu state: it has no lineage")
     if not _is_sealed(document):
         return Header(serial, lineage, encrypted=False, key_id="")
+    return Header(serial, lineage, encrypted=True, key_id=_sealed_key_id(document))
+
+
+def _sealed_key_id(document: Doc) -> str:
     metas = _metas(document)
-    if not metas:
-        return Header(serial, lineage, encrypted=True, key_id=KEY_ID_RAW)
-    return Header(serial, lineage, encrypted=True, key_id=_key_id(*next(iter(metas.items()))))
+    return _key_id(*next(iter(metas.items()))) if metas else KEY_ID_RAW
 
 
 def _key_id(alias: str, meta: Mapping[str, Any]) -> str:
@@ -256,18 +260,30 @@ class KeyRing:
         inner = header(plain)
         if inner.encrypted:
             raise BadState("this state is sealed already")
-        nonce = os.urandom(_NONCE_BYTES)
         state_key = self.state_key(tenant_uid, version)
         blob = {
             "serial": inner.serial,
             "lineage": inner.lineage,
             "meta": {_meta_alias(state_key): base64.b64encode(orjson.dumps(_meta(state_key))).decode()},
-            "encrypted_data": base64.b64encode(
-                nonce + AESGCM(state_key.key).encrypt(nonce, plain, None)
-            ).decode(),
+            "encrypted_data": _encrypt(state_key, plain),
             "encryption_version": "v0",
         }
         return orjson.dumps(blob)
+
+    def give_lineage(self, tenant_uid: str, blob: bytes, lineage: str) -> bytes:
+        """A state that has no lineage, under this one; any other is returned as it is. The engine leaves such a
+        state beside its first apply when we were gone before it could ask whether there is a state already.
+
+        Blocks like `open_state`. Raises BadState or CannotOpenState.
+        """
+        document = _parse(blob)
+        if document.get("lineage") != "":
+            return blob
+        if not _is_sealed(document):
+            return _set_lineage(blob, lineage)
+        state_key, plain = self._decrypt(tenant_uid, document, _sealed_key_id(document), versions=16)
+        sealed = _encrypt(state_key, _set_lineage(plain, lineage))
+        return orjson.dumps(document | {"lineage": lineage, "encrypted_data": sealed})
 
     def hand_over(self, tenant_uid: str, version: int, current: bytes | None) -> KeyHandover:
         """What the engine needs to seal under this version and to read the state as it is stored now.
@@ -289,21 +305,26 @@ class KeyRing:
     def _unseal(self, tenant_uid: str, document: Doc, versions: int) -> tuple[StateKey, bytes]:
         """The key that opens a sealed state, and the plain state."""
         outer = _header(document)
+        state_key, plain = self._decrypt(tenant_uid, document, outer.key_id, versions)
+        inner = _inner_header(plain)
+        if (inner.serial, inner.lineage) != (outer.serial, outer.lineage):
+            raise CannotOpenState(
+                f"The state of tenant {tenant_uid} was altered: outside it says serial {outer.serial} of "
+                f"{outer.lineage}, inside serial {inner.serial} of {inner.lineage}. Use an older version."
+            )
+        return state_key, plain
+
+    def _decrypt(self, tenant_uid: str, document: Doc, key_id: str, versions: int) -> tuple[StateKey, bytes]:
+        """The key that opens a sealed state, and what is inside, whatever that is."""
         sealed = _sealed_bytes(document)
-        for state_key in self._candidates(tenant_uid, document, outer.key_id, versions):
+        for state_key in self._candidates(tenant_uid, document, key_id, versions):
             try:
                 plain = AESGCM(state_key.key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
             except (InvalidTag, ValueError):  # ValueError: too short to hold a nonce
                 continue
-            inner = _inner_header(plain)
-            if (inner.serial, inner.lineage) != (outer.serial, outer.lineage):
-                raise CannotOpenState(
-                    f"The state of tenant {tenant_uid} was altered: outside it says serial {outer.serial} of "
-                    f"{outer.lineage}, inside serial {inner.serial} of {inner.lineage}. Use an older version."
-                )
             return state_key, plain
         raise CannotOpenState(
-            f"The state of tenant {tenant_uid} (serial {outer.serial}, key {outer.key_id}) does not open with"
+            f"The state of tenant {tenant_uid} (serial {document.get('serial')}, key {key_id}) does not open with"
             " the keys of this server: it was sealed with another root key or passphrase, or it was damaged. "
             "It is kept as it is. Start the server with the root key or passphrase that wrote it."
         )
@@ -325,6 +346,19 @@ class KeyRing:
                 "server, which does not have it. It is kept as it is. Push that state again with the key "
                 "that `rezusctl state env` gives."
             )
+
+
+def _encrypt(state_key: StateKey, plain: bytes) -> str:
+    nonce = os.urandom(_NONCE_BYTES)
+    return base64.b64encode(nonce + AESGCM(state_key.key).encrypt(nonce, plain, None)).decode()
+
+
+def _set_lineage(plain: bytes, lineage: str) -> bytes:
+    """In the text itself: a JSON parser might not give back every number as it was."""
+    named = _NO_LINEAGE.sub(b'"lineage":"' + lineage.encode() + b'"', plain, count=1)
+    if _parse(named).get("lineage") != lineage:
+        raise BadState("not an OpenTofu state: its lineage is not where the engine writes it")
+    return named
 
 
 def _sealed_bytes(document: Doc) -> bytes:

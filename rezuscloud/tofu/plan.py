@@ -2,6 +2,7 @@
 
 Pure. It reads the typed stream of `tofu plan` and says what must be approved and why; it neither runs plans
 nor decides who may approve. Machines are recognised by their resource's name, `machine_<name>`.
+Decision: ADR 0006.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -62,13 +61,14 @@ class Gate:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        address = request.query["to"]
         # `init` asks an address of its own for a state: that is nobody's.
-        held = self._held.pop(request.method, None) if "/state/" in request.query_string else None
+        held = self._held.pop(request.method, None) if "/state/" in address else None
         if held is not None:
             held.reached.set()
             await held.passes.wait()
-        target, _, query = request.query_string.partition("&")
-        address = target.removeprefix("to=") + (f"?{query}" if query else "")
+        if lock_id := request.query.get("ID"):
+            address += f"?ID={lock_id}"
         names = ("Authorization", "Content-Type", "Content-MD5")
         headers = {name: request.headers[name] for name in names if name in request.headers}
         try:
@@ -139,7 +139,7 @@ def processes_in(folder: Path) -> dict[int, str]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError):
-            cwd = Path(os.readlink(entry / "cwd"))
+            cwd = (entry / "cwd").readlink()
             if cwd.is_relative_to(folder):
                 found[int(entry.name)] = (
                     (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

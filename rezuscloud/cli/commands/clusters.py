@@ -7,58 +7,56 @@ from typing import Any
 
 import asyncclick as click
 
-from rezuscloud.cli.client import Client, find_kind
-from rezuscloud.cli.commands.objects import delete_objects, describe_command, get_command
-from rezuscloud.cli.commands.options import output_option, timeout_option, wait_option
+from rezuscloud.cli.client import TENANTS, ApiFailure, Client, Failure
+from rezuscloud.cli.commands.documents import name_of, send_documents
+from rezuscloud.cli.commands.objects import delete_objects, describe_object, get_objects
+from rezuscloud.cli.commands.options import (
+    dry_run_option,
+    examples,
+    label_option,
+    output_option,
+    timeout_option,
+    wait_option,
+)
 from rezuscloud.cli.commands.waiting import wait_until_applied
 from rezuscloud.cli.output import print_document
 
 TALOS_VERSION = "v1.13.9"
 KUBERNETES_VERSION = "v1.36.3"
 
-
-def _cluster_documents(
-    name: str,
-    provider: str,
-    control_planes: int,
-    workers: int,
-    talos_version: str,
-    kubernetes_version: str,
-    endpoint: str | None,
-) -> list[dict[str, Any]]:
-    spec: dict[str, Any] = {"talosVersion": talos_version, "kubernetesVersion": kubernetes_version}
-    if endpoint:
-        spec["controlPlaneEndpoint"] = endpoint
-    provider_class = provider if ":" in provider else f"{provider}:"
-    docs: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Tenant", "metadata": {"name": name}, "spec": spec},
-        _group(name, "controlplane", "controlplane", control_planes, provider_class),
-    ]
-    if workers:
-        docs.append(_group(name, "workers", "worker", workers, provider_class))
-    return docs
+Doc = dict[str, Any]
 
 
-def _group(tenant: str, name: str, role: str, replicas: int, provider_class: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "NodeGroup",
-        "metadata": {"name": name, "namespace": tenant},
-        "spec": {"role": role, "replicas": replicas, "providerClass": provider_class},
-    }
+@click.group("create")
+async def create_command() -> None:
+    """Creates a cluster. Other kinds come from files: see `rezusctl apply`."""
 
 
-@click.command("cluster")
+@click.group("cluster")
+async def cluster_command() -> None:
+    """Clusters, noun first: create, get, describe, delete."""
+
+
+# ---------------------------------------------------------------- create
+
+
+@click.command(
+    "cluster",
+    epilog=examples(
+        "rezusctl create cluster home --provider lab --control-planes 3 --workers 2 --wait",
+        "rezusctl cluster create home --provider lab:small --dry-run > home.yaml",
+    ),
+)
 @click.argument("name")
-@click.option("--provider", required=True, help="Where its machines come from: NAME or NAME:CLASS.")
+@click.option(
+    "--provider", required=True, metavar="NAME[:CLASS]", help="Where its machines come from, and their class."
+)
 @click.option("--control-planes", default=1, show_default=True, help="Control-plane machines; an odd number.")
 @click.option("--workers", default=0, show_default=True, help="Worker machines.")
-@click.option("--talos-version", default=TALOS_VERSION, show_default=True)
-@click.option("--kubernetes-version", default=KUBERNETES_VERSION, show_default=True)
+@click.option("--talos-version", default=TALOS_VERSION, show_default=True, metavar="VERSION")
+@click.option("--kubernetes-version", default=KUBERNETES_VERSION, show_default=True, metavar="VERSION")
 @click.option("--endpoint", metavar="HOST[:PORT]", help="Where its API server will be reached.")
-@click.option(
-    "--dry-run", is_flag=True, help="Print the documents and have the server check them; change nothing."
-)
+@dry_run_option
 @wait_option
 @timeout_option
 async def _create_cluster(
@@ -73,63 +71,94 @@ async def _create_cluster(
     wait: bool,
     timeout_s: float,
 ) -> None:
-    """Declares a cluster with its node groups, as one change."""
+    """Declares a cluster with its node groups, as one change.
+
+    It fails if the cluster is there already. --dry-run prints the documents, for `rezusctl apply`.
+    """
+    spec = {"talosVersion": talos_version, "kubernetesVersion": kubernetes_version}
+    if endpoint:
+        spec["controlPlaneEndpoint"] = endpoint
+    docs: list[Doc] = [
+        {"apiVersion": "v1", "kind": "Tenant", "metadata": {"name": name}, "spec": spec},
+        _group(name, "controlplane", "controlplane", control_planes, provider),
+    ]
+    if workers:
+        docs.append(_group(name, "workers", "worker", workers, provider))
     client = Client.from_environment()
-    docs = _cluster_documents(
-        name, provider, control_planes, workers, talos_version, kubernetes_version, endpoint
-    )
-    # A plain POST of the tenant first would be a second change; the List is one transaction and says so if
-    # the cluster is there already.
-    body = {"apiVersion": "v1", "kind": "List", "items": docs}
-    client.post("/api/v1/manifests", body, dryRun="All" if dry_run else "", mode="create")
+    _create(client, name, docs, dry_run=dry_run)
     if dry_run:
-        print_document(body, "yaml")
+        print_document({"apiVersion": "v1", "kind": "List", "items": docs}, "yaml")
         return
     click.echo(f"tenants/{name} created with {control_planes} control planes and {workers} workers")
     if wait:
         wait_until_applied(client, name, timeout_s)
 
 
-@click.group("create")
-async def create_command() -> None:
-    """Creates a cluster. Other kinds come from files: see `rezusctl apply`."""
+def _group(tenant: str, name: str, role: str, replicas: int, provider: str) -> Doc:
+    return {
+        "apiVersion": "v1",
+        "kind": "NodeGroup",
+        "metadata": {"name": name, "namespace": tenant},
+        "spec": {"role": role, "replicas": replicas, "providerClass": provider},
+    }
 
 
-create_command.add_command(_create_cluster, "cluster")
+def _create(client: Client, name: str, docs: Sequence[Doc], *, dry_run: bool) -> None:
+    """Stores the documents in one transaction, if none of them exists. Raises Failure."""
+    # Manifests are applied, not created. But "0" is no object's version: what exists is refused, and what
+    # does not exist has no version to compare.
+    guarded = [{**doc, "metadata": {**doc["metadata"], "resourceVersion": "0"}} for doc in docs]
+    try:
+        send_documents(client, guarded, [name_of(doc) for doc in docs], dry_run=dry_run)
+    except ApiFailure as error:
+        if error.code in (409, 422) and (why := _why_taken(client, name)):
+            raise Failure(why) from error
+        raise
 
 
-@click.group("cluster")
-async def cluster_command() -> None:
-    """Clusters, noun first: create, get, describe, delete."""
+def _why_taken(client: Client, name: str) -> str:
+    """What to say when a cluster of this name exists; "" when none does."""
+    try:
+        found = client.get(TENANTS.path(None, name))
+    except ApiFailure:
+        return ""
+    if found["metadata"].get("deletionTimestamp"):
+        return f"cluster {name} already exists and is being deleted; create it again when it is gone"
+    return (
+        f"cluster {name} already exists, and nothing was changed; `rezusctl scale` and `rezusctl apply` "
+        "change a cluster"
+    )
 
 
-@click.command("get")
+# ---------------------------------------------------------------- noun first
+
+
+@click.command("get", epilog=examples("rezusctl cluster get", "rezusctl cluster get home -o yaml"))
 @click.argument("name", required=False)
 @output_option
-@click.option("-l", "--selector", default="", metavar="SELECTOR")
+@label_option
 async def _cluster_get(name: str | None, output: str, selector: str) -> None:
     """Lists clusters, or shows one."""
-    assert get_command.callback is not None
-    await get_command.callback("clusters", name, None, output, selector)
+    get_objects(Client.from_environment(), TENANTS, name, None, output=output, selector=selector)
 
 
-@click.command("describe")
+@click.command("describe", epilog=examples("rezusctl cluster describe home"))
 @click.argument("name")
 async def _cluster_describe(name: str) -> None:
     """Shows a cluster with its conditions and what happened to it."""
-    assert describe_command.callback is not None
-    await describe_command.callback("cluster", name, None)
+    describe_object(Client.from_environment(), TENANTS, name, None)
 
 
-@click.command("delete")
+@click.command("delete", epilog=examples("rezusctl cluster delete home --wait"))
 @click.argument("names", nargs=-1, required=True)
 @wait_option
 @timeout_option
 async def _cluster_delete(names: Sequence[str], wait: bool, timeout_s: float) -> None:
     """Deletes clusters: their machines are destroyed before they go."""
-    client = Client.from_environment()
-    delete_objects(client, find_kind(client, "clusters"), names, None, wait=wait, timeout_s=timeout_s)
+    delete_objects(Client.from_environment(), TENANTS, names, None, wait=wait, timeout_s=timeout_s)
 
 
-for _command in (_create_cluster, _cluster_get, _cluster_describe, _cluster_delete):
-    cluster_command.add_command(_command, "create" if _command is _create_cluster else None)
+create_command.add_command(_create_cluster)
+cluster_command.add_command(_create_cluster, "create")
+for _command in (_cluster_get, _cluster_describe, _cluster_delete):
+    cluster_command.add_command(_command)

@@ -8,7 +8,7 @@ import sys
 
 import asyncclick as click
 
-from rezuscloud.cli.client import ApiFailure, Client, Failure, config_path, read_config, write_config
+from rezuscloud.cli.client import LOGIN, Client, config_path, read_config, write_config
 from rezuscloud.cli.commands.options import examples
 
 
@@ -45,16 +45,9 @@ def _password(client: Client, username: str, from_stdin: bool) -> str:
 
 
 def _log_in(client: Client, username: str, password: str) -> dict[str, str]:
-    try:
-        answer: dict[str, str] = client.post(
-            "/api/v1/auth/login", {"username": username, "password": password}
-        )
-    except ApiFailure as error:
-        if error.code == 401:
-            raise Failure(error.message.partition("\n")[0]) from error  # without the hint to log in
-        raise
+    answer: dict[str, str] = client.post(LOGIN, {"username": username, "password": password})
     if not {"token", "expiresAt"} <= answer.keys():
-        raise Failure(f"{client.server} does not answer like a RezusCloud server; check the address")
+        raise client.stranger()
     return answer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 import asyncclick as click
@@ -19,7 +20,7 @@ from rezuscloud.cli.commands.options import (
     wait_option,
 )
 from rezuscloud.cli.commands.waiting import hold_text, wait_until_gone
-from rezuscloud.cli.output import print_document, print_names, print_rows, print_table, printable
+from rezuscloud.cli.output import print_document, print_names, print_rows, print_table, printable, to_yaml
 
 # ---------------------------------------------------------------- get
 
@@ -63,7 +64,7 @@ def get_objects(
         is_fleet = kind.namespaced and name is None and cluster is None
         print_table(answer, wide=output == "wide", with_cluster=is_fleet)
     elif is_table:
-        click.echo(f"there are no {kind.plural}" + (f" in {cluster}" if cluster else ""), err=True)
+        click.echo(f"there are no {kind.in_words}" + (f" in {cluster}" if cluster else ""), err=True)
     elif output == "name":
         print_names(kind.plural, [answer] if name is not None else answer["items"])
     else:
@@ -100,7 +101,7 @@ def describe_object(client: Client, kind: Kind, name: str, cluster: str | None) 
             shown = {key: item for key, item in value.items() if key not in hidden}
             if shown:
                 click.echo(f"\n{part.capitalize()}:")
-                print_document(shown, "yaml")
+                click.echo(indent(to_yaml(shown), "  "), nl=False)
         elif part not in hidden:
             click.echo(f"{part.capitalize()}: {printable(str(value))}")
     if conditions := (doc.get("status") or {}).get("conditions"):
@@ -222,11 +223,13 @@ def _changes(
         return 1.0 if deadline is None else deadline - time.monotonic()
 
     def open_stream() -> Iterator[Mapping[str, Any]]:
+        where = {"resourceVersion": version} if version else {"sendInitialEvents": "true"}
         limit = {} if deadline is None else {"timeoutSeconds": str(max(1, round(left_s())))}
-        return follow(client.watch(path, **query, **limit, resourceVersion=version))
+        return follow(client.watch(path, **query, **where, **limit))
 
     def follow(stream: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         nonlocal version
+        has_all = bool(version)  # what is there comes in no order of versions; a bookmark stands behind it
         for event in stream:
             doc = event["object"]
             if event["type"] == "ERROR":
@@ -234,7 +237,9 @@ def _changes(
                     raise Failure(printable(str(doc.get("message", "the watch failed"))))
                 version = ""  # older than the server remembers: once more from what is there
                 return
-            version = doc["metadata"]["resourceVersion"]
+            has_all = has_all or event["type"] == "BOOKMARK"
+            if has_all:
+                version = doc["metadata"]["resourceVersion"]
             if event["type"] != "BOOKMARK":
                 yield event
 

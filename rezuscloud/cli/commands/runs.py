@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import asyncclick as click
 
-from rezuscloud.cli.client import Client, Failure
-from rezuscloud.cli.commands.options import choose_cluster, cluster_option, timeout_option, wait_option
+from rezuscloud.cli.client import RUNS, TENANTS, ApiFailure, Client, Failure, keep_open
+from rezuscloud.cli.commands.options import (
+    choose_cluster,
+    cluster_option,
+    examples,
+    timeout_option,
+    wait_option,
+)
 from rezuscloud.cli.commands.waiting import newest_run, wait_until_applied
+from rezuscloud.cli.output import printable
+
+_ENDED = frozenset({"Succeeded", "Failed", "Cancelled", "Superseded", "Interrupted"})
 
 
-@click.command("approve")
+@click.command(
+    "approve",
+    epilog=examples(
+        "rezusctl approve -c home --wait", "rezusctl approve run-3 -c home --plan 7c9e6679 --yes"
+    ),
+)
 @click.argument("run", required=False)
 @cluster_option
-@click.option("--plan", "plan_id", help="Approve only if the run holds this plan.")
+@click.option("--plan", "plan_id", metavar="ID", help="Approve only if the run holds this plan.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, also on a terminal.")
 @wait_option
 @timeout_option
 async def approve_command(
-    run: str | None, cluster: str | None, plan_id: str | None, wait: bool, timeout_s: float
+    run: str | None, cluster: str | None, plan_id: str | None, yes: bool, wait: bool, timeout_s: float
 ) -> None:
-    """Lets a held run apply exactly the plan it holds. Shows that plan first."""
+    """Lets a held run apply exactly the plan it holds. Shows that plan first.
+
+    Without a name it is the run that waits.
+    """
     client = Client.from_environment()
     tenant = choose_cluster(client, cluster)
     doc = _held(client, tenant, run)
     name, plan = doc["metadata"]["name"], doc["status"]["plan"]
     _show_plan(plan)
-    client.post(f"/api/v1/namespaces/{tenant}/runs/{name}/approve", {"planId": plan_id or plan["id"]})
+    if sys.stdin.isatty() and not yes:
+        click.confirm(f"Apply this plan to {tenant}?", abort=True, err=True)
+    client.post(f"{RUNS.path(tenant, name)}/approve", {"planId": plan_id or plan["id"]})
     click.echo(f"runs/{name} approved: plan {plan['id']}")
     if wait:
         wait_until_applied(client, tenant, timeout_s)
 
 
-@click.command("deny")
+@click.command("deny", epilog=examples("rezusctl deny -c home"))
 @click.argument("run", required=False)
 @cluster_option
 async def deny_command(run: str | None, cluster: str | None) -> None:
@@ -42,78 +63,97 @@ async def deny_command(run: str | None, cluster: str | None) -> None:
     tenant = choose_cluster(client, cluster)
     doc = _held(client, tenant, run)
     name = doc["metadata"]["name"]
-    client.post(f"/api/v1/namespaces/{tenant}/runs/{name}/deny", {"planId": doc["status"]["plan"]["id"]})
+    client.post(f"{RUNS.path(tenant, name)}/deny", {"planId": doc["status"]["plan"]["id"]})
     click.echo(f"runs/{name} denied")
 
 
-@click.command("cancel")
+@click.command("cancel", epilog=examples("rezusctl cancel -c home", "rezusctl cancel run-3 -c home --force"))
 @click.argument("run", required=False)
 @cluster_option
 @click.option("--force", is_flag=True, help="Interrupt a second time: the resource in flight may be lost.")
 async def cancel_command(run: str | None, cluster: str | None, force: bool) -> None:
-    """Stops a run; a running apply saves its state first."""
+    """Stops a run, without a name the newest one. A running apply saves its state first."""
     client = Client.from_environment()
     tenant = choose_cluster(client, cluster)
-    name = run or _newest(client, tenant)["metadata"]["name"]
-    client.post(f"/api/v1/namespaces/{tenant}/runs/{name}/cancel", {"force": force})
+    name = run or _newest(client, tenant)
+    client.post(f"{RUNS.path(tenant, name)}/cancel", {"force": force})
     click.echo(f"runs/{name} is being cancelled")
 
 
-@click.command("retry")
+@click.command("retry", epilog=examples("rezusctl retry -c home --wait"))
 @cluster_option
 @wait_option
 @timeout_option
 async def retry_command(cluster: str | None, wait: bool, timeout_s: float) -> None:
-    """Starts a run for what is declared now, without waiting for debounce or backoff."""
+    """Starts a run for what is declared now, at once."""
     client = Client.from_environment()
     tenant = choose_cluster(client, cluster)
     before = newest_run(client, tenant)
-    client.post(f"/api/v1/tenants/{tenant}/apply", {})
+    client.post(f"{TENANTS.path(None, tenant)}/apply", {})
     click.echo(f"tenants/{tenant}: a run starts")
     if wait:
         wait_until_applied(client, tenant, timeout_s, after=before)
 
 
-@click.command("logs")
+@click.command("logs", epilog=examples("rezusctl logs -c home -f", "rezusctl logs run-3 -c home"))
 @click.argument("run", required=False)
 @cluster_option
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 async def logs_command(run: str | None, cluster: str | None, follow: bool) -> None:
-    """Prints the log of a run; without a name that of the newest one."""
+    """Prints the log of a run, without a name that of the newest one."""
     client = Client.from_environment()
     tenant = choose_cluster(client, cluster)
-    name = run or _newest(client, tenant)["metadata"]["name"]
-    for piece in client.stream(
-        f"/api/v1/namespaces/{tenant}/runs/{name}/log", offset="0", follow="true" if follow else ""
-    ):
+    path = RUNS.path(tenant, run or _newest(client, tenant))
+    offset = 0
+
+    def open_stream() -> Iterator[bytes]:
+        return client.stream(f"{path}/log", offset=str(offset), follow="true" if follow else "")
+
+    for piece in keep_open(open_stream, lambda: not follow or _has_ended(client, path)):
+        offset += len(piece)
         sys.stdout.buffer.write(piece)
-        sys.stdout.flush()
+        sys.stdout.buffer.flush()
+
+
+def _has_ended(client: Client, path: str) -> bool:
+    try:
+        return client.get(path)["status"]["phase"] in _ENDED
+    except ApiFailure as error:
+        if error.code == 404:  # its tenant went, and took it along
+            return True
+        raise
 
 
 def _runs(client: Client, tenant: str) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = client.get(f"/api/v1/namespaces/{tenant}/runs")["items"]
+    runs: list[dict[str, Any]] = client.get(RUNS.collection(tenant))["items"]
     return sorted(runs, key=lambda run: int(run["metadata"]["name"].rpartition("-")[2]))
 
 
-def _newest(client: Client, tenant: str) -> dict[str, Any]:
+def _newest(client: Client, tenant: str) -> str:
     runs = _runs(client, tenant)
     if not runs:
+        client.get(TENANTS.path(None, tenant))  # or is there no such cluster?
         raise Failure(f"{tenant} has had no run yet")
-    return runs[-1]
+    return str(runs[-1]["metadata"]["name"])
 
 
 def _held(client: Client, tenant: str, name: str | None) -> dict[str, Any]:
-    run: dict[str, Any]
+    """The run that waits for approval."""
+    if name is not None:
+        run: dict[str, Any] = client.get(RUNS.path(tenant, name))
+        if (phase := run["status"]["phase"]) != "Held":
+            raise Failure(f"{name} of {tenant} is {phase} and waits for no approval")
+        return run
     for run in reversed(_runs(client, tenant)):
-        if name in (None, run["metadata"]["name"]) and run["status"]["phase"] == "Held":
+        if run["status"]["phase"] == "Held":
             return run
-    what = f"run {name} of {tenant}" if name else f"no run of {tenant}"
-    raise Failure(f"{what} {'does not wait' if name else 'waits'} for approval")
+    client.get(TENANTS.path(None, tenant))
+    raise Failure(f"no run of {tenant} waits for approval")
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    click.echo(f"plan {plan['id']}: {plan['summary']}")
+    click.echo(printable(f"plan {plan['id']}: {plan['summary']}"))
     for machine in plan["machines"]:
-        click.echo(f"  {machine['action']:<8} {machine['name']}: {machine['reason']}")
+        click.echo(printable(f"  {machine['action']:<8} {machine['name']}: {machine['reason']}"))
     for why in plan.get("guard", ()):
-        click.echo(click.style(f"  ! {why}", fg="yellow"))
+        click.echo(click.style(printable(f"  ! {why}"), fg="yellow"))
