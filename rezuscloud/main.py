@@ -135,9 +135,9 @@ async def running(settings: Settings) -> AsyncIterator[Server]:
 
 
 async def _open_runners_door(store: Store, app: web.Application, stack: AsyncExitStack) -> Listener:
-    """The runners' own listener, on the port that it had before. So an engine that outlived the last server is
-    told at once that its credential is void, and leaves its state beside its run; at a closed door it would
-    knock for a minute."""
+    """The runners' own listener, on the port that it had before. So an engine that outlived the last server
+    is told at once that its credential is void, and leaves its state beside its run; at a closed door it
+    would knock for a minute."""
     known = int(store.records.get(_RUNNERS_PORT) or 0)
     try:
         door = await stack.enter_async_context(listen(app, "127.0.0.1", known))

@@ -12,13 +12,13 @@ from typing import Any
 from rezuscloud.access.identity import Identity
 from rezuscloud.access.policy import authorize
 from rezuscloud.model.declaration import is_leaving
-from rezuscloud.model.errors import Conflict, NotFound
+from rezuscloud.model.errors import BadRequest, Conflict, NotFound
 from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, format_time, get_path
 from rezuscloud.model.operations import RunPhase
 from rezuscloud.model.tenant import HeldBy
 from rezuscloud.plugin.manager import PluginFailed
-from rezuscloud.reconcile.keys import key_version, key_version_record, recovery_key
+from rezuscloud.reconcile.keys import end_recovery, key_version, key_version_record, recovery_key
 from rezuscloud.reconcile.observe import Observer
 from rezuscloud.reconcile.publish import lift_holds, publish_projection, tenant_condition
 from rezuscloud.reconcile.queue import ApplyQueue
@@ -33,7 +33,7 @@ from rezuscloud.tofu.render import RenderError
 log = logging.getLogger(__name__)
 
 _PARTIAL_PROJECTION_S = 1.0
-_ENGINE_RETRY_S = 5.0
+_ENGINE_RETRY_S = 2.0
 _ENDED_BY_A_REQUEST = (HeldBy.DEBOUNCE, HeldBy.BACKOFF, HeldBy.PAUSE, HeldBy.DECLARATION, HeldBy.ENGINE)
 """What a request for a run ends, or looks at anew."""
 
@@ -84,7 +84,7 @@ class Reconciler:
 
     async def _await_engine(self) -> None:
         """Looks for an engine until there is one; then every tenant gets its turn."""
-        while await self._rooms.engine_room.find() is None:
+        while await self._rooms.engine_room.find() is None:  # noqa: ASYNC110 - nobody tells when it comes
             await asyncio.sleep(_ENGINE_RETRY_S)
         for stored in self._rooms.store.objects.list("Tenant"):
             self.queue.wake(stored.doc["metadata"]["name"])
@@ -212,19 +212,28 @@ class Reconciler:
         if record is None:
             raise Conflict(f"tenant {tenant} has no state to recover; nothing is blocked by one")
         run_dir = RunDir(rooms.runs_dir, uid, record["run"])
-        if run_dir.errored_state.is_file():
+        is_there = run_dir.errored_state.is_file()
+        if is_there:
             body = await asyncio.to_thread(run_dir.errored_state.read_bytes)
             access = StateAccess(
                 tenant=tenant, tenant_uid=uid, run=record["run"], subject=identity.subject, may_empty=True
             )
-            await rooms.states.adopt(access, body)
+            try:
+                await rooms.states.adopt(access, body)
+            except (BadRequest, Conflict) as error:
+                raise Conflict(
+                    f"the state that {record['run']} left behind cannot be stored: {error.message} It is "
+                    f"{run_dir.errored_state}. If it is worthless, move it away and recover once more: then "
+                    "the tenant goes on from the state that is stored."
+                ) from error
 
         def write(desk: Desk) -> Doc:
-            rooms.store.records.delete(desk.tx, recovery_key(uid))
+            end_recovery(desk, rooms.store, uid, record["run"])
             lift_holds(desk, tenant, HeldBy.RECOVERY)
             owner = desk.tx.get("Tenant", "", tenant)
             assert owner is not None
-            message = f"{identity.subject} stored the state that {record['run']} had left behind"
+            deed = "stored" if is_there else "lets the tenant go on without"
+            message = f"{identity.subject} {deed} the state that {record['run']} had left behind"
             desk.record_event(owner, reason="StateRecovered", message=message)
             return owner
 

@@ -1,8 +1,8 @@
 """Owns what becomes of runs that nobody works on any more: the last process left them, or a turn failed.
 
-Nothing is guessed: an engine that still works for such a run is interrupted, once, and waited for (it leaves its
-state beside itself), that state is stored if nobody stored a newer one, the run's lock is released, and the run
-is marked Interrupted. Then the tenant's own turn decides what is still owed.
+Nothing is guessed: an engine that still works for such a run is interrupted, once, and waited for (it leaves
+its state beside itself), that state is stored if nobody stored a newer one, the run's lock is released, and
+the run is marked Interrupted. Then the tenant's own turn decides what is still owed.
 Decision: ADR 0004.
 """
 
@@ -17,7 +17,7 @@ from rezuscloud.model.errors import ApiError
 from rezuscloud.model.meta import Doc, format_time, to_wire, utc_now
 from rezuscloud.model.operations import RunError, RunPhase
 from rezuscloud.model.tenant import HeldBy
-from rezuscloud.reconcile.keys import recovery_key
+from rezuscloud.reconcile.keys import block_for_recovery, recovery_key
 from rezuscloud.reconcile.outcome import Hold
 from rezuscloud.reconcile.publish import publish_holds
 from rezuscloud.reconcile.rooms import Rooms
@@ -34,8 +34,8 @@ _WRITES_STATE = frozenset({RunPhase.APPLYING, RunPhase.PROJECTING})
 
 
 async def close_open_runs(rooms: Rooms, tenant: str, why: str, *, stopping: asyncio.Event) -> bool:
-    """Brings every open run of a tenant to an end and clears away directories that no run needs. Held runs whose
-    plan is still there stay held, and a state that waits for a person stays where it is.
+    """Brings every open run of a tenant to an end and clears away directories that no run needs. Held runs
+    whose plan is still there stay held, and a state that waits for a person stays where it is.
 
     To be called while no run of the tenant goes on. False when `stopping` was set before it was done.
     """
@@ -53,6 +53,8 @@ async def close_open_runs(rooms: Rooms, tenant: str, why: str, *, stopping: asyn
                 await _mark(rooms, tenant, name, "its saved plan is gone")
             continue
         if (rooms.store.records.get(recovery_key(uid)) or {}).get("run") == name:
+            if phase in _OPEN:
+                await _mark(rooms, tenant, name, why)
             continue
         if not await _end_process(rooms, tenant, name, run_dir, stopping):
             return False
@@ -72,6 +74,8 @@ async def _close(
     lock = rooms.store.states.lock(uid)
     if lock is not None and lock.run == name:
         await rooms.states.release_lock_of_run(tenant, uid, name, f"{name}: {why}")
+    if is_kept:
+        await rooms.service.transact(lambda desk: block_for_recovery(desk, rooms.store, tenant, uid, name))
     await _mark(rooms, tenant, name, why)
     if not is_kept:
         await asyncio.to_thread(run_dir.remove)
@@ -109,9 +113,7 @@ async def _adopt(rooms: Rooms, tenant: str, uid: str, run: str, run_dir: RunDir)
     try:
         await rooms.states.adopt(access, body)
     except ApiError as error:
-        record = {"run": run, "why": error.message}
         log.error("tenant %s: the state that %s left behind was refused: %s", tenant, run, error.message)
-        await rooms.service.transact(lambda desk: rooms.store.records.put(desk.tx, recovery_key(uid), record))
         return False
     log.info("tenant %s: stored the state that %s left behind", tenant, run)
     return True

@@ -19,7 +19,7 @@ from rezuscloud.model.operations import PlanSummary, RunAction, RunError, RunPha
 from rezuscloud.model.tenant import ApplyPolicy, HeldBy, Role, machine_name
 from rezuscloud.plugin.manager import PluginFailed
 from rezuscloud.plugin.types import RequiredProvider
-from rezuscloud.reconcile.keys import key_version, key_version_record, recovery_key
+from rezuscloud.reconcile.keys import block_for_recovery, key_version, key_version_record, recovery_key
 from rezuscloud.reconcile.outcome import Held, Hold, RunFailed
 from rezuscloud.reconcile.publish import current_revision, publish_holds, publish_projection, tenant_condition
 from rezuscloud.reconcile.queue import Turn
@@ -65,8 +65,8 @@ class _Look:
 
     @property
     def is_owed(self) -> bool:
-        """A run is needed: something else is declared than was applied, or the newest run, whatever it was for,
-        did not reach its end and may have left something half done."""
+        """A run is needed: something else is declared than was applied, or the newest run, whatever it was
+        for, did not reach its end and may have left something half done."""
         is_unfinished = self.latest is not None and (
             self.latest["status"]["phase"] != RunPhase.SUCCEEDED.value
         )
@@ -89,8 +89,8 @@ class _Look:
 
 
 class TenantReconciler:
-    """Makes one tenant true per call of `step`; calls for one tenant never overlap. `active` holds the runs that
-    are going on, by tenant."""
+    """Makes one tenant true per call of `step`; calls for one tenant never overlap. `active` holds the runs
+    that are going on, by tenant."""
 
     def __init__(
         self, rooms: Rooms, *, on_settled: Callable[[str], Awaitable[None]], on_gone: Callable[[str], None]
@@ -103,7 +103,7 @@ class TenantReconciler:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """The server is going down: what runs is interrupted and saves its state, and nothing new is begun."""
+        """The server goes down: what runs is interrupted and saves its state, and nothing new is begun."""
         self._stopping.set()
         for run in self.active.values():
             run.shut_down()
@@ -156,8 +156,8 @@ class TenantReconciler:
         return _Look(tenant, groups, content, revision, max(runs, key=run_number, default=None))
 
     async def _clear_up(self, name: str) -> bool:
-        """Ends what goes on no longer: runs of an earlier life of ours, or of a turn that failed. False when the
-        server is going down before that is done."""
+        """Ends what goes on no longer: runs of an earlier life of ours, or of a turn that failed. False when
+        the server goes down before that is done."""
         why = "an internal error cut it short; the server's log has the details"
         if name not in self._taken_up:
             why = "the server was stopped while it went on"
@@ -301,7 +301,8 @@ class TenantReconciler:
 
     @contextmanager
     def _going_on(self, run: Run) -> Iterator[None]:
-        """From here on the run can be stopped. One that begins while the server goes down is stopped at once."""
+        """From here on the run can be stopped. One that begins while the server goes down is stopped at
+        once."""
         self.active[run.tenant_name] = run
         token = run_name.set(f"{run.tenant_name}/{run.name}")
         if self._stopping.is_set():
@@ -491,7 +492,7 @@ class TenantReconciler:
         it is stored, or the state would fork."""
         store = self._rooms.store
         await self._rooms.service.transact(
-            lambda desk: store.records.put(desk.tx, recovery_key(run.tenant_uid), {"run": run.name})
+            lambda desk: block_for_recovery(desk, store, run.tenant_name, run.tenant_uid, run.name)
         )
         error = failure(outcome, doing="storing the state")
         await run.end(RunPhase.FAILED, error, projection, keep_dir=True)

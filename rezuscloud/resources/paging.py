@@ -70,9 +70,9 @@ def list_as_of(store: Store, kind: str, namespace: str | None, version: int) -> 
         raise Expired("the continue token is of another history of this server; list again without it")
     now = store.objects.list(kind, namespace)
     before: dict[tuple[str, str], Doc | None] = {}
-    for event in store.log.since(version):
+    for event in store.log.since(version, kind):
         meta = event.doc["metadata"]
-        if event.kind == kind and namespace in (None, meta.get("namespace", "")):
+        if namespace in (None, meta.get("namespace", "")):
             # Only the first change after the moment tells what was there at the moment.
             was = None if event.type is ChangeType.ADDED else event.before or event.doc
             before.setdefault((meta.get("namespace", ""), meta["name"]), was)

@@ -249,8 +249,8 @@ class StateBackend:
     async def adopt(self, access: StateAccess, body: bytes) -> None:
         """Stores what one of our runs saved to a file (errored.tfstate) because its upload was refused.
 
-        The same rules hold, but for the lock: that of the run itself, or none. Repeating it changes nothing. A
-        state of a first apply that never got a lineage is given one, the same each time.
+        The same rules hold, but for the lock: that of the run itself, or none. Repeating it changes nothing.
+        A state of a first apply that never got a lineage is given one, the same each time.
         """
         self._check_open()
         body = await asyncio.to_thread(self._with_lineage, access, body)

@@ -279,8 +279,8 @@ class WatchHub:
         elif since is not None:
             if since > now:
                 raise Expired(f"version {since} is of another history of this server; list again")
-            for event in self._store.log.since(since):
-                if event.kind == kind and namespace in (None, event.doc["metadata"].get("namespace", "")):
+            for event in self._store.log.since(since, kind):
+                if namespace in (None, event.doc["metadata"].get("namespace", "")):
                     type_ = seen_as(event, matches)
                     if type_ is not None:
                         replay.append(Frame(type_, event.version, event.doc))

@@ -1,9 +1,9 @@
-"""Owns the one SQLite file: opening it safely, its settings and migrations, and the only writer.
+"""Owns the only writer, and what a transaction is.
 
-Every write is a function over a `Transaction`. One task runs waiting functions one after another in the event
-loop, each over an overlay of what is committed, writes all their rows in one SQLite transaction in one hop to
-the connection's thread (group commit), and only then lets anybody see or hear of them. What a row means lies
-in `resources.py`, `states.py` and `records.py`.
+Every write is a function over a `Transaction`. The writer runs waiting functions one after another in the
+event loop, each over an overlay of what is committed, writes all their rows in one SQLite transaction in one
+hop to the connection's thread (group commit), and only then lets anybody see or hear of them. What a row
+means lies in `resources.py`, `states.py` and `records.py`; the file itself in `opening.py`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,33 @@ import asyncio
 import builtins
 import contextlib
 import datetime as dt
-import errno
-import fcntl
+import functools
 import logging
 import os
-import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-import aiosqlite
+from typing import Any, TypeVar
 
 from rezuscloud.model.errors import InsufficientStorage, InternalError, Unavailable
 from rezuscloud.model.events import ChangeType, ResourceEvent
 from rezuscloud.model.meta import Doc, utc_now
+from rezuscloud.store.opening import (
+    FILE,
+    PAGE_BYTES,
+    Connection,
+    StoreDamaged,
+    StoreInUse,
+    connected,
+    locked,
+    prepare,
+)
 from rezuscloud.store.records import Records, RunLogs
 from rezuscloud.store.resources import (
-    MISSING,
+    Change,
     ChangeLog,
     Key,
     Objects,
@@ -44,179 +50,205 @@ from rezuscloud.store.resources import (
 )
 from rezuscloud.store.states import States
 
+__all__ = ["Store", "StoreDamaged", "StoreInUse", "Transaction"]
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FILE = "rezuscloud.db"
-MARKER = "initialised"
-LOCK_FILE = "lock"
 GROUP = 50
 """How many waiting functions share one commit at the most."""
-KEPT_CHANGES = 20_000
-"""Rows of the change log that are kept; a watch that asks for older ones starts anew."""
-_PRUNE_EVERY = 1_000
-_CHECKPOINT_BYTES = 4 * 2**20
-_TRUNCATE_BYTES = 16 * 2**20
-_VERSION = "version"
-"""Key of an overlay under which the newest version given lies."""
+KEPT_CHANGES = 10_000
+"""Changes that are kept at the least, in memory as bytes; a watch that asks for older ones starts anew."""
+PRUNE_EVERY = 1_000
+"""So many more may lie in the table before they are removed together."""
+CHECKPOINT_BYTES = 16 * 2**20
+"""Write-ahead log that may gather before it is moved into the file."""
+_FULL_DISK_BYTES = 2**20
 
-Statement = tuple[str, Sequence[Any]]
-_UPSERT = (
-    "INSERT INTO objects (kind, namespace, name, doc) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT DO UPDATE SET doc = excluded.doc"
-)
-_DELETE = "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
-_LOG = "INSERT INTO changes (version, type, doc) VALUES (?, ?, ?)"
-
-_FULL = ("full", "disk i/o error")
+Work = Callable[[sqlite3.Connection], object]
 
 
-class StoreInUse(Exception):
-    """Another server has this data directory."""
-
-
-class StoreDamaged(Exception):
-    """The database cannot be used as it is. It was left untouched."""
-
-
-class _Change:
+class _Pending:
     """What one transaction does to one resource; several writes of it are one change."""
 
-    __slots__ = ("before", "doc", "key", "type", "version")
+    __slots__ = ("doc", "key", "type", "version")
 
-    def __init__(self, key: Key, version: int, type_: ChangeType, doc: Doc, before: Doc | None) -> None:
+    def __init__(self, key: Key, version: int, type_: ChangeType, doc: Doc) -> None:
         self.key = key
         self.version = version
         self.type = type_
         self.doc = doc
-        self.before = before
+
+
+class _Batch:
+    """What a group of transactions has done so far and nobody else may see yet."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.objects: dict[Key, Stored | None] = {}
+        """As they will be; None for what was deleted."""
+        self.values: dict[Hashable, Any] = {}
+        self.changes: list[Change] = []
+        self.work: list[Work] = []
+        self.work_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.work)
+
+    @property
+    def log_bytes(self) -> int:
+        """About how much the write-ahead log grows: whole pages, two rows a change."""
+        pages = 2 + 2 * len(self.changes) + len(self.work)
+        return pages * PAGE_BYTES + self.work_bytes + 2 * sum(len(change.raw) for change in self.changes)
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Makes it durable, or nothing of it. On the connection's thread."""
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            self._write_objects(connection)
+            rows = [(change.version, change.type.value, change.raw) for change in self.changes]
+            _execute_rows(connection, _insert_changes, rows)
+            for work in self.work:
+                work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _write_objects(self, connection: sqlite3.Connection) -> None:
+        gone = [key for key, stored in self.objects.items() if stored is None]
+        if gone:
+            connection.executemany("DELETE FROM objects WHERE (kind, namespace, name) = (?, ?, ?)", gone)
+        rows = [(*key, stored.raw) for key, stored in self.objects.items() if stored is not None]
+        _execute_rows(connection, _upsert_objects, rows)
 
 
 class Transaction:
     """What one function of the writer sees: all that is committed, all of its group, its own changes."""
 
-    def __init__(self, store: Store, staged: dict[Hashable, Any]) -> None:
+    def __init__(self, store: Store, batch: _Batch) -> None:
         self.now: dt.datetime = utc_now()
         self._store = store
-        self._staged = staged
-        """What earlier functions of the same group left; seen, not changed, until this one is through."""
-        self._version = cast(int, staged.get(_VERSION) or store.log.version)
-        self._own: dict[Hashable, Any] = {}
-        self._changes: builtins.list[_Change] = []
-        self._newest: dict[Key, _Change] = {}
-        self._statements: builtins.list[Statement] = []
+        self._batch = batch
+        """What earlier functions of the same group left; not changed until this one is through."""
+        self._version = batch.version
+        self._changes: builtins.list[_Pending] = []
+        self._newest: dict[Key, _Pending] = {}
+        self._values: dict[Hashable, Any] = {}
+        self._work: builtins.list[Work] = []
+        self._work_bytes = 0
 
     # ------------------------------------------------------------ resources
 
     def get(self, kind: str, namespace: str, name: str) -> Doc | None:
         """A resource, or None. Nobody may change what is returned."""
-        key = Key(kind, namespace, name)
-        if (change := self._newest.get(key)) is not None:
-            return None if change.type is ChangeType.DELETED else change.doc
-        if key in self._staged:
-            staged: Stored = self._staged[key]
-            return None if staged is MISSING else staged.doc
-        found = self._store.objects.get(kind, namespace, name)
-        return found.doc if found is not None else None
+        return self._get(Key(kind, namespace, name))
 
     def list(self, kind: str, namespace: str | None = None) -> list[Doc]:
         """The resources of a kind, by namespace and name; of all tenants when `namespace` is None."""
         found = self._store.objects.list(kind, namespace)
         changed = {
             key
-            for layer in (self._staged, self._newest)
+            for layer in (self._batch.objects, self._newest)
             for key in layer
-            if isinstance(key, Key) and key.kind == kind and namespace in (None, key.namespace)
+            if key.kind == kind and namespace in (None, key.namespace)
         }
         if not changed:
             return [stored.doc for stored in found]
         docs = {key: stored.doc for stored in found if (key := key_of(stored.doc)) not in changed}
-        docs |= {key: doc for key in changed if (doc := self.get(*key)) is not None}
+        docs |= {key: doc for key in changed if (doc := self._get(key)) is not None}
         return [docs[key] for key in sorted(docs)]
 
     def put(self, doc: Doc) -> Doc:
         """Adds or updates a resource and returns it with its resourceVersion; an unchanged one stays as it
         is. Does not change its argument, which nobody may change afterwards."""
         key = key_of(doc)
-        current = self.get(*key)
+        current = self._get(key)
         if current is not None and is_same(doc, current):
             return current
         change = self._newest.get(key)
         if change is None or change.type is ChangeType.DELETED:
-            type_ = ChangeType.ADDED if current is None else ChangeType.MODIFIED
-            change = self._add_change(key, type_, doc, current)
+            change = self._change(key, ChangeType.ADDED if current is None else ChangeType.MODIFIED, doc)
         change.doc = with_version(doc, str(change.version))
         return change.doc
 
     def delete(self, kind: str, namespace: str, name: str) -> Doc:
         """Removes a resource and returns its last form, under a new resourceVersion. Raises KeyError."""
         key = Key(kind, namespace, name)
-        current = self.get(*key)
+        current = self._get(key)
         if current is None:
             raise KeyError(f"{kind} {namespace}/{name}")
-        change = self._newest.get(key)
-        if change is not None and change.type is ChangeType.MODIFIED:
-            self._changes.remove(change)
-            current, before = change.doc, change.before
-        else:
-            before = current
-        change = self._add_change(key, ChangeType.DELETED, current, before)
+        earlier = self._newest.get(key)
+        if earlier is not None and earlier.type is ChangeType.MODIFIED:
+            self._changes.remove(earlier)
+        change = self._change(key, ChangeType.DELETED, current)
         change.doc = with_version(current, str(change.version))
         return change.doc
 
     # ------------------------------------------------------------ for the other mirrors of the store
 
     def stage(self, key: Hashable, value: Any) -> None:
-        """Sets a value of the store's memory, for this transaction and, once committed, for all."""
-        self._own[key] = value
+        """Sets a value of the store's memory, for this transaction and, once committed, for all. None
+        removes it."""
+        self._values[key] = value
 
     def peek(self, key: Hashable) -> Any:
         """A value of the store's memory as this transaction sees it; None when there is none."""
-        for layer in (self._own, self._staged, self._store.memory):
+        for layer in (self._values, self._batch.values):
             if key in layer:
                 return layer[key]
-        return None
+        return self._store.memory.get(key)
 
     def execute(self, sql: str, params: Sequence[Any] = ()) -> None:
         """A statement to run at the commit. Only for the store's own rooms."""
-        self._statements.append((sql, params))
+        self._work.append(lambda connection: connection.execute(sql, params))
+
+    def run(self, work: Work, *, size_bytes: int) -> None:
+        """Something else to do at the commit, inside its transaction. Only for the store's own rooms."""
+        self._work.append(work)
+        self._work_bytes += size_bytes
 
     # ------------------------------------------------------------ inside
 
-    def _add_change(self, key: Key, type_: ChangeType, doc: Doc, before: Doc | None) -> _Change:
+    def _get(self, key: Key) -> Doc | None:
+        change = self._newest.get(key)
+        if change is not None:
+            return None if change.type is ChangeType.DELETED else change.doc
+        objects = self._batch.objects
+        found = objects[key] if key in objects else self._store.objects.at(key)
+        return found.doc if found is not None else None
+
+    def _change(self, key: Key, type_: ChangeType, doc: Doc) -> _Pending:
         self._version += 1
-        change = _Change(key, self._version, type_, doc, before)
+        change = _Pending(key, self._version, type_, doc)
         self._changes.append(change)
         self._newest[key] = change
         return change
 
-    def finish(
-        self,
-    ) -> tuple[dict[Hashable, Any], builtins.list[Statement], builtins.list[ResourceEvent]]:
-        """Only for the writer: what this transaction stages, its statements and its events."""
-        staged, statements, events = self._own, self._statements, []
+    def finish(self) -> None:
+        """Only for the writer: hands everything to the batch, or raises and hands over nothing."""
+        objects: dict[Key, Stored | None] = {}
+        changes: builtins.list[Change] = []
         for change in self._changes:
-            stored = encode(change.doc)
-            if change.type is ChangeType.DELETED:
-                staged[change.key] = MISSING
-                statements.append((_DELETE, tuple(change.key)))
+            key, stored = change.key, encode(change.doc)
+            for layer in (objects, self._batch.objects):
+                if key in layer:
+                    before = layer[key]
+                    break
             else:
-                staged[change.key] = stored
-                statements.append((_UPSERT, (*change.key, stored.raw)))
-            statements.append((_LOG, (change.version, change.type.value, stored.raw)))
-            events.append(ResourceEvent(change.version, change.type, change.doc, change.before))
-        if self._changes:
-            staged[_VERSION] = self._version
-        return staged, statements, events
-
-
-class _Connection(aiosqlite.Connection):
-    """A connection on which a whole function runs in one hop to its thread."""
-
-    async def run(self, fn: Callable[[sqlite3.Connection], T]) -> T:
-        run: Callable[..., Awaitable[T]] = self._execute
-        return await run(lambda: fn(self._conn))
+                before = self._store.objects.at(key)
+            objects[key] = None if change.type is ChangeType.DELETED else stored
+            event = ResourceEvent(change.version, change.type, stored.doc, before.doc if before else None)
+            changes.append(Change(event, stored.raw, before.raw if before else None))
+        batch = self._batch
+        batch.version = self._version
+        batch.objects |= objects
+        batch.changes += changes
+        batch.values |= self._values
+        batch.work += self._work
+        batch.work_bytes += self._work_bytes
 
 
 class _Waiting:
@@ -228,11 +260,17 @@ class _Waiting:
         self.fn = fn
         self.answer = answer
 
+    def fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            # A future refuses StopIteration, which a careless `next()` raises.
+            is_refused = isinstance(error, StopIteration)
+            self.answer.set_exception(RuntimeError(repr(error)) if is_refused else error)
+
 
 class Store:
     """Everything that must survive. One per data directory."""
 
-    def __init__(self, path: Path, writer: _Connection, reader: _Connection) -> None:
+    def __init__(self, path: Path, writer: Connection, reader: Connection) -> None:
         self.path = path
         self.memory: dict[Hashable, Any] = {}
         self.objects = Objects()
@@ -250,41 +288,47 @@ class Store:
         """Called with the seconds that each commit took."""
         self._writer = writer
         self._reader = reader
-        self._queue: asyncio.Queue[_Waiting | None] = asyncio.Queue()
+        self._waiting: deque[_Waiting] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        """Lives while something waits, so nothing that was written stays in memory with it."""
         self._is_closing = False
-        self._since_prune = 0
-        self._unchecked = 0
+        self._surplus = 0
+        """Rows of the change log beyond those that are kept; negative while there are fewer."""
+        self._log_bytes = 0
+        """About how much of the write-ahead log is not yet in the file."""
 
     @classmethod
     @asynccontextmanager
     async def open(cls, data_dir: Path) -> AsyncIterator[Store]:
         """The store of a data directory, for the block. Raises StoreInUse or StoreDamaged; a database that
         cannot be read is never made anew."""
-        with _locked(data_dir):
+        with locked(data_dir):
+            await asyncio.to_thread(prepare, data_dir)
             path = data_dir / FILE
-            await asyncio.to_thread(_prepare, path, data_dir / MARKER)
             async with (
-                _connection(path, read_only=False) as writer,
-                _connection(path, read_only=True) as reader,
+                connected(path, read_only=False) as writer,
+                connected(path, read_only=True) as reader,
             ):
                 store = cls(path, writer, reader)
                 await store._load()
-                task = asyncio.create_task(store._write_for_ever(), name="store writer")
                 try:
                     yield store
                 finally:
-                    await store._close(task)
+                    await store._close()
 
     async def transact(self, fn: Callable[[Transaction], T]) -> T:
         """Runs `fn` and makes its changes durable; returns what it returned once they are.
 
         `fn` runs in the event loop, so it must be quick and must not wait. What it raises is raised here and
-        leaves nothing behind. Raises InsufficientStorage when the disk is full.
+        leaves nothing behind. Raises InsufficientStorage when the disk is full. Who is cancelled while the
+        commit is under way does not learn whether it was done.
         """
         if self._is_closing:
             raise Unavailable("the server is stopping; nothing was changed", retry_after_s=2)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(_Waiting(fn, answer))
+        self._waiting.append(_Waiting(fn, answer))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="store writer")
         return await answer
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
@@ -293,250 +337,195 @@ class Store:
 
     # ------------------------------------------------------------ the writer
 
-    async def _write_for_ever(self) -> None:
-        while True:
-            first = await self._queue.get()
-            if first is None:
-                return
-            group = [first]
-            is_last = False
-            while len(group) < GROUP and not self._queue.empty():
-                following = self._queue.get_nowait()
-                if is_last := following is None:
-                    break
-                group.append(following)
-            await self._commit(group)
-            if is_last:
-                return
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
+                try:
+                    await self._commit(group)
+                except BaseException as error:
+                    _fail(group, _broken(error))
+                    raise
+                del group
+                await self._checkpoint()
+        except Exception as error:
+            log.exception("the writer failed in a way nobody foresaw; the next write starts it again")
+            _fail(self._waiting, _broken(error))
+        finally:
+            self._writing = None
 
-    async def _commit(self, group: Sequence[_Waiting]) -> None:
-        staged: dict[Hashable, Any] = {}
-        statements: list[Statement] = []
-        events: list[ResourceEvent] = []
+    async def _commit(self, group: Iterable[_Waiting]) -> None:
+        batch = _Batch(self.log.version)
         done: list[tuple[_Waiting, Any]] = []
         for waiting in group:
-            if waiting.answer.cancelled():
+            if waiting.answer.done():  # its caller was cancelled
                 continue
-            tx = Transaction(self, staged)
+            tx = Transaction(self, batch)
             try:
                 result = waiting.fn(tx)
+                tx.finish()
             except Exception as error:
-                waiting.answer.set_exception(error)
-                continue
-            own, own_statements, own_events = tx.finish()
-            staged.update(own)
-            statements += own_statements
-            events += own_events
-            done.append((waiting, result))
-        if statements:
-            self._prune(statements, len(events), staged)
+                waiting.fail(error)
+            else:
+                done.append((waiting, result))
+        if batch:
+            self._prune(batch)
+            started = time.perf_counter()
             try:
-                await self._flush(statements)
-            except sqlite3.Error as error:
-                self._fail(done, error)
+                await self._writer.run(batch.write)
+            except Exception as error:
+                _fail((waiting for waiting, _ in done), self._refuse(error))
                 return
-        self._publish(staged, events)
+            self._committed(batch, time.perf_counter() - started)
         for waiting, result in done:
             if not waiting.answer.done():
                 waiting.answer.set_result(result)
-        await self._checkpoint(statements)
 
-    async def _checkpoint(self, statements: Sequence[Statement]) -> None:
-        """Moves the write-ahead log into the file once it has grown, when nobody waits for an answer."""
-        self._unchecked += sum(
-            len(param) for _, params in statements for param in params if isinstance(param, bytes)
-        )
-        if self._unchecked < _CHECKPOINT_BYTES:
-            return
-        mode = "TRUNCATE" if self._unchecked >= _TRUNCATE_BYTES else "PASSIVE"
-        self._unchecked = 0
-        with contextlib.suppress(sqlite3.Error):  # the next one tries again; the log itself is safe
-            await self._writer.run(lambda c: c.execute(f"PRAGMA wal_checkpoint({mode})").fetchall())
+    def _committed(self, batch: _Batch, seconds: float) -> None:
+        """Lets everybody see and hear of it."""
+        if self.degraded is not None:
+            log.info("the database can be written again")
+            self.degraded = None
+        self._log_bytes += batch.log_bytes
+        self._surplus = len(batch.changes) + (0 if self._surplus >= PRUNE_EVERY else self._surplus)
+        for key, stored in batch.objects.items():
+            self.objects.set(key, stored)
+        for name, value in batch.values.items():
+            if value is None:
+                self.memory.pop(name, None)
+            else:
+                self.memory[name] = value
+        if batch.changes:
+            for change in batch.changes:
+                self.log.append(change)
+            events = [change.event for change in batch.changes]
+            for callback in self.on_commit:
+                _tell(callback, events)
+        for timed in self.on_commit_timed:
+            _tell(timed, seconds)
 
-    async def _flush(self, statements: Sequence[Statement]) -> None:
-        started = time.perf_counter()
-        await self._writer.run(lambda connection: _run_all(connection, statements))
-        self.degraded = None
-        for callback in self.on_commit_timed:
-            callback(time.perf_counter() - started)
-
-    def _fail(self, done: Sequence[tuple[_Waiting, Any]], error: sqlite3.Error) -> None:
-        is_full = any(word in str(error).lower() for word in _FULL)
+    def _refuse(self, error: Exception) -> Exception:
+        """Tells the house that a commit failed, and gives what its callers are told."""
         self.degraded = f"nothing can be written: {error}"
         log.error("a commit failed, nothing of it was stored: %s", error)
-        for callback in self.on_full if is_full else ():
-            callback()
-        for waiting, _ in done:
-            if not waiting.answer.done():
-                waiting.answer.set_exception(
-                    InsufficientStorage(
-                        f"the disk of the data directory is full ({error}); nothing was changed and reading "
-                        "goes on. Free some space and try again."
-                    )
-                    if is_full
-                    else InternalError(
-                        f"the database could not be written ({error}); nothing was changed and reading goes "
-                        "on. Try again; the server's log tells more."
-                    )
-                )
+        if not self._is_full(error):
+            return InternalError(
+                f"the database could not be written ({error}); nothing was changed and reading goes on. "
+                "Try again; the server's log tells more."
+            )
+        for callback in self.on_full:
+            _tell(callback)
+        return InsufficientStorage(
+            f"the disk of the data directory is full ({error}); nothing was changed and reading goes on. "
+            "Free some space and try again."
+        )
 
-    def _publish(self, staged: dict[Hashable, Any], events: Sequence[ResourceEvent]) -> None:
-        for key, value in staged.items():
-            if isinstance(key, Key):
-                self.objects.set(key, None if value is MISSING else value)
-            elif key != _VERSION:
-                self.memory[key] = value
-        if events:
-            self.log.extend(events)
-            for callback in self.on_commit:
-                try:
-                    callback(events)
-                except Exception:
-                    log.exception("somebody who was told of a commit failed")
+    def _is_full(self, error: Exception) -> bool:
+        """A full disk shows as an I/O error where SQLite extends its shared memory or its log."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_IOERR:
+            disk = os.statvfs(self.path.parent)
+            return disk.f_bavail * disk.f_frsize < _FULL_DISK_BYTES
+        return code == sqlite3.SQLITE_FULL
 
-    def _prune(self, statements: list[Statement], events: int, staged: dict[Hashable, Any]) -> None:
+    def _prune(self, batch: _Batch) -> None:
         """Shortens the log along with a write that happens anyway: an idle store writes nothing."""
-        self._since_prune += events
-        if self._since_prune >= _PRUNE_EVERY:
-            self._since_prune = 0
-            oldest = staged.get(_VERSION, self.log.version) - KEPT_CHANGES
-            statements.append(("DELETE FROM changes WHERE version <= ?", (oldest,)))
+        if self._surplus >= PRUNE_EVERY:
+            oldest = self.log.oldest_kept
+
+            def prune(connection: sqlite3.Connection) -> None:
+                connection.execute("DELETE FROM changes WHERE version < ?", (oldest,))
+
+            batch.work.append(prune)
+
+    async def _checkpoint(self) -> None:
+        """Moves the write-ahead log into the file once it has grown, when nobody waits for an answer."""
+        if self._log_bytes < CHECKPOINT_BYTES * (4 if self._waiting else 1):
+            return
+        self._log_bytes = 0
+        # The next one tries again; what is committed is safe in the log.
+        with contextlib.suppress(sqlite3.Error):
+            await self._writer.run(self._move_log)
+
+    def _move_log(self, connection: sqlite3.Connection) -> None:
+        # A log that keeps its size is written faster; one that a large state has blown up is cut.
+        is_large = self.path.with_name(f"{FILE}-wal").stat().st_size > CHECKPOINT_BYTES
+        connection.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if is_large else 'PASSIVE'})").fetchall()
 
     # ------------------------------------------------------------ life
 
     async def _load(self) -> None:
-        def read(connection: sqlite3.Connection) -> tuple[list[Any], list[Any], int]:
-            objects = connection.execute("SELECT kind, namespace, name, doc FROM objects").fetchall()
-            newest = "SELECT version, type, doc FROM changes ORDER BY version DESC LIMIT ?"
-            changes = connection.execute(newest, (KEPT_CHANGES,)).fetchall()
-            last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'changes'").fetchone()
-            return objects, changes, last[0] if last else 0
-
-        objects, changes, last = await self.read(read)
-        for kind, namespace, name, raw in objects:
-            self.objects.set(Key(kind, namespace, name), Stored.of(raw))
-        self.log.load(reversed(changes), last)
+        self._surplus = await self.read(self._read_resources)
         await self.states.load()
         await self.records.load()
 
-    async def _close(self, task: asyncio.Task[None]) -> None:
+    def _read_resources(self, connection: sqlite3.Connection) -> int:
+        """Fills objects and log; gives the surplus of the log."""
+        for kind, namespace, name, raw in connection.execute(
+            "SELECT kind, namespace, name, doc FROM objects"
+        ):
+            self.objects.set(Key(kind, namespace, name), Stored.of(raw))
+        newest = "SELECT version, type, doc FROM changes ORDER BY version DESC LIMIT ?"
+        changes = connection.execute(newest, (KEPT_CHANGES,)).fetchall()
+        last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'changes'").fetchone()
+        self.log.load(reversed(changes), last[0] if last else 0)
+        count: int = connection.execute("SELECT count(*) FROM changes").fetchone()[0]
+        return count - KEPT_CHANGES
+
+    async def _close(self) -> None:
         """What waits is still written; only then the writer ends."""
         self._is_closing = True
-        self._queue.put_nowait(None)
-        await task
+        if self._writing is not None:
+            await self._writing
         with contextlib.suppress(sqlite3.Error):
             await self._writer.run(lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
 
-def _run_all(connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
+def _tell(callback: Callable[..., None], *args: Any) -> None:
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        for sql, params in statements:
-            connection.execute(sql, params)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+        callback(*args)
+    except Exception:
+        log.exception("somebody who was told of a commit failed")
 
 
-# ---------------------------------------------------------------- opening
+def _fail(group: Iterable[_Waiting], error: Exception) -> None:
+    for waiting in group:
+        waiting.fail(error)
 
 
-@contextlib.contextmanager
-def _locked(data_dir: Path) -> Iterator[None]:
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise StoreInUse(
-                f"another RezusCloud (process {pid}) uses the data directory {data_dir}; stop it, or give "
-                "this one a directory of its own with REZUSCLOUD_DATA_DIR"
-            ) from error
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _prepare(path: Path, marker: Path) -> None:
-    """Checks an existing database and brings its schema up to date; makes one only where none ever was."""
-    existed = marker.exists()
-    if existed and (not path.exists() or path.stat().st_size == 0):
-        raise StoreDamaged(_damage(path, "it is missing or empty, though there was one"))
-    if not existed and path.exists() and path.stat().st_size == 0:
-        raise StoreDamaged(_damage(path, "it is empty, which no database of ours ever is"))
-    log.info("SQLite %s", sqlite3.sqlite_version)
-    try:
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            if path.stat().st_size == 0:
-                connection.execute("PRAGMA page_size = 16384")
-            else:
-                _check(connection, path)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            _migrate(connection, path)
-    except sqlite3.DatabaseError as error:
-        raise StoreDamaged(_damage(path, str(error))) from error
-    path.chmod(0o600)
-    if not existed:
-        marker.touch(mode=0o600)
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    answers = [row[0] for row in connection.execute("PRAGMA quick_check(3)")]
-    if answers != ["ok"]:
-        raise StoreDamaged(_damage(path, "; ".join(str(answer) for answer in answers)))
-
-
-def _damage(path: Path, why: str) -> str:
-    return (
-        f"the database {path} cannot be used: {why}. It was left as it is and nothing was made in its place. "
-        "Restore the data directory from a backup; or, if TF states are at hand, move the file and the "
-        f"marker {MARKER!r} away and bring tenants back with `rezuscloud rebuild --from-state DIR`."
+def _broken(error: BaseException) -> InternalError:
+    return InternalError(
+        f"the write broke off ({error!r}) and may be done or not; look before you repeat it. The server's "
+        "log tells more."
     )
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    migrations = sorted(
-        (int(match[1]), entry.read_text())
-        for entry in files("rezuscloud.store").joinpath("migrations").iterdir()
-        if (match := re.fullmatch(r"(\d{4})_\w+\.sql", entry.name))
-    )
-    have = connection.execute("PRAGMA user_version").fetchone()[0]
-    newest = migrations[-1][0]
-    if have > newest:
-        raise StoreDamaged(
-            f"the database {path} was written by a newer RezusCloud (schema {have}, this one knows "
-            f"{newest}); it was left as it is. Start that version, or restore an older backup."
-        )
-    for number, sql in migrations:
-        if number > have:
-            connection.executescript(f"BEGIN IMMEDIATE;\n{sql}\nPRAGMA user_version = {number};\nCOMMIT;")
+# ---------------------------------------------------------------- rows
+
+_SIZES = (32, 16, 8, 4, 2, 1)
+"""Rows a statement: few sizes, so that SQLite keeps them all prepared."""
 
 
-@asynccontextmanager
-async def _connection(path: Path, *, read_only: bool) -> AsyncIterator[_Connection]:
-    def connect() -> sqlite3.Connection:
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=64)
-        for pragma in (
-            "foreign_keys = ON",
-            "busy_timeout = 5000",
-            "trusted_schema = OFF",
-            "synchronous = FULL",
-            "wal_autocheckpoint = 0",  # in the middle of a large commit its caller would wait for it
-            f"query_only = {'ON' if read_only else 'OFF'}",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-        return connection
+def _execute_rows(
+    connection: sqlite3.Connection, sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """Many rows in few statements. After each one Python waits for the interpreter lock, which the event loop
+    holds: under load that costs more than the statement."""
+    start = 0
+    for size in _SIZES:
+        while len(rows) - start >= size:
+            params = [param for row in rows[start : start + size] for param in row]
+            connection.execute(sql(size), params)
+            start += size
 
-    connection = _Connection(connect, iter_chunk_size=64)
-    async with connection:
-        yield connection
+
+@functools.cache
+def _upsert_objects(count: int) -> str:
+    values = ", ".join(["(?, ?, ?, ?)"] * count)
+    conflict = "ON CONFLICT (kind, namespace, name) DO UPDATE SET doc = excluded.doc"
+    return f"INSERT INTO objects (kind, namespace, name, doc) VALUES {values} {conflict}"  # noqa: S608 - no input
+
+
+@functools.cache
+def _insert_changes(count: int) -> str:
+    return f"INSERT INTO changes (version, type, doc) VALUES {', '.join(['(?, ?, ?)'] * count)}"  # noqa: S608 - no input

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LOG_CAP = 8 * 2**20
 _CLOSING = b"\n--- this log has reached its limit and is not continued ---\n"
+_LOCKS = "lock/"
+"""Records of `states.py`."""
 _UID = re.compile(r"[0-9a-f-]{8,64}")
 
 
@@ -24,21 +26,30 @@ class Records:
         self._store = store
 
     def get(self, key: str) -> Any:
-        """The value, or None."""
+        """The value, or None. Nobody may change what is returned."""
         return self._store.memory.get(("record", key))
 
     def put(self, tx: Transaction, key: str, value: Any) -> None:
-        if tx.peek(("record", key)) == value:
+        """Sets a value; null is the same as none."""
+        if key.startswith(_LOCKS):
+            raise ValueError(f"{key!r}: these records are the locks of states")
+        if value is None:
+            self.delete(tx, key)
             return
-        tx.stage(("record", key), value)
+        raw, current = orjson.dumps(value), tx.peek(("record", key))
+        if current is not None and orjson.dumps(current) == raw:
+            return
+        tx.stage(("record", key), orjson.loads(raw))
         tx.execute(
             "INSERT INTO records (key, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
-            (key, orjson.dumps(value)),
+            (key, raw),
         )
 
     def delete(self, tx: Transaction, key: str) -> None:
-        tx.stage(("record", key), None)
-        tx.execute("DELETE FROM records WHERE key = ?", (key,))
+        """Removes a value; nothing when there is none."""
+        if tx.peek(("record", key)) is not None:
+            tx.stage(("record", key), None)
+            tx.execute("DELETE FROM records WHERE key = ?", (key,))
 
     async def load(self) -> None:
         """Only at the start."""
@@ -48,12 +59,13 @@ class Records:
 
 
 class RunLogs:
-    """One append-only file a run, by its uid. Never more than LOG_CAP bytes, mode 0600."""
+    """One append-only file a run, by its uid. No more than LOG_CAP bytes and a closing notice, mode 0600."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def append(self, uid: str, chunk: bytes) -> None:
+        """Raises OSError, also when only a part could be written."""
         path = self._path(uid)
         self._directory.mkdir(mode=0o700, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -61,7 +73,9 @@ class RunLogs:
             room = LOG_CAP - os.fstat(handle).st_size
             if room <= 0:
                 return
-            os.write(handle, chunk if len(chunk) < room else chunk[:room] + _CLOSING)
+            left = memoryview(chunk if len(chunk) < room else chunk[:room] + _CLOSING)
+            while left:
+                left = left[os.write(handle, left) :]
         finally:
             os.close(handle)
 

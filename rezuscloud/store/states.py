@@ -116,7 +116,7 @@ class States:
         stored state, or the serial is lower than the stored one.
         """
         held = self.lock(tenant_uid, tx)
-        if (held.id if held else None) != lock_id:
+        if held is None or held.id != lock_id:
             raise Conflict("the state lock is not held under this ID; take the lock first")
         current = self.current(tenant_uid, tx)
         if current is not None:
@@ -145,10 +145,7 @@ class States:
             resource_count=resource_count,
         )
         tx.stage(("state", tenant_uid), meta)
-        tx.execute(
-            "INSERT INTO states (tenant_uid, version, meta, body) VALUES (?, ?, ?, ?)",
-            (tenant_uid, meta.version, _write_meta(meta), body),
-        )
+        tx.run(lambda connection: _insert(connection, tenant_uid, meta, body), size_bytes=len(body))
         tx.execute(
             "DELETE FROM states WHERE tenant_uid = ? AND version <= ?", (tenant_uid, meta.version - keep)
         )
@@ -184,10 +181,11 @@ class States:
 
     def drop(self, tx: Transaction, tenant_uid: str) -> None:
         """Forgets all versions and the lock."""
-        tx.stage(("state", tenant_uid), None)
-        tx.stage(("lock", tenant_uid), None)
-        tx.execute("DELETE FROM states WHERE tenant_uid = ?", (tenant_uid,))
-        tx.execute("DELETE FROM records WHERE key = ?", (_lock_key(tenant_uid),))
+        if self.current(tenant_uid, tx) is not None:
+            tx.stage(("state", tenant_uid), None)
+            tx.execute("DELETE FROM states WHERE tenant_uid = ?", (tenant_uid,))
+        if (held := self.lock(tenant_uid, tx)) is not None:
+            self.release_lock(tx, tenant_uid, held.id)
 
     async def load(self) -> None:
         """Only at the start."""
@@ -207,6 +205,18 @@ class States:
             value = orjson.loads(raw)
             value["created"] = parse_time(value["created"])
             self._store.memory["lock", key.removeprefix("lock/")] = Lock(**value)
+
+
+def _insert(connection: sqlite3.Connection, tenant_uid: str, meta: StateMeta, body: bytes) -> None:
+    """Writes the body into a row made before: as a parameter it would be copied, and the prepared statement
+    would keep the copy."""
+    row = connection.execute(
+        "INSERT INTO states (tenant_uid, version, meta, body) VALUES (?, ?, ?, zeroblob(?))",
+        (tenant_uid, meta.version, _write_meta(meta), len(body)),
+    ).lastrowid
+    assert row is not None
+    with connection.blobopen("states", "body", row) as blob:
+        blob.write(body)
 
 
 def _lock_key(tenant_uid: str) -> str:

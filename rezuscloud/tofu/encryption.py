@@ -271,8 +271,8 @@ class KeyRing:
         return orjson.dumps(blob)
 
     def give_lineage(self, tenant_uid: str, blob: bytes, lineage: str) -> bytes:
-        """A state that has no lineage, under this one; any other is returned as it is. The engine leaves such a
-        state beside its first apply when we were gone before it could ask whether there is a state already.
+        """A state that has no lineage, under this one; any other is returned as it is. The engine leaves such
+        a state beside its first apply when we were gone before it could ask whether there is one already.
 
         Blocks like `open_state`. Raises BadState or CannotOpenState.
         """
@@ -324,8 +324,8 @@ class KeyRing:
                 continue
             return state_key, plain
         raise CannotOpenState(
-            f"The state of tenant {tenant_uid} (serial {document.get('serial')}, key {key_id}) does not open with"
-            " the keys of this server: it was sealed with another root key or passphrase, or it was damaged. "
+            f"The state of tenant {tenant_uid} (serial {document.get('serial')}, key {key_id}) does not open "
+            "with the keys of this server: it was sealed with another root key or passphrase, or damaged. "
             "It is kept as it is. Start the server with the root key or passphrase that wrote it."
         )
 

@@ -158,8 +158,8 @@ async def apply(
     """Applies exactly that plan, under the state lock. For the rest see `plan`.
 
     When we die it goes on, and leaves its state in `errored.tfstate`: whoever comes after us must find it by
-    what `on_started` wrote down. A signal from the kernel at our death would not do: it comes once for each of
-    our threads that ends, and at its second interrupt the engine throws its state away.
+    what `on_started` wrote down. A signal from the kernel at our death would not do: it comes once for each
+    of our threads that ends, and at its second interrupt the engine throws its state away.
     """
     words = ["apply", "-input=false", "-no-color"]
     operands = (str(plan),)

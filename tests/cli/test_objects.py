@@ -46,7 +46,7 @@ async def test_an_unknown_kind_is_wrong_usage_and_tells_which_there_are(cli: Cli
 
 async def test_what_is_not_there_fails_with_1(cli: Cli) -> None:
     assert await cli.fails("get", "cluster", "nope") == 'Error: tenants "nope" not found\n'
-    assert 'nodegroups "no/../pe"' in await cli.fails("get", "ng", "no/../pe", "-c", "home")
+    assert "nodegroups 'no/../pe' not found" in await cli.fails("get", "ng", "no/../pe", "-c", "home")
 
 
 async def test_a_table_shows_the_servers_columns_and_a_wide_one_all_of_them(cli: Cli) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests.support.commands import Ended, read_exports, rezuscloud, rezusctl, run
-from tests.support.server import Doc, Server, control_plane, running, workers
+from tests.support.server import ApiError, Doc, Server, control_plane, running, workers
 
 pytestmark = pytest.mark.engine
 
+STATE = "/api/v1/namespaces/personal/tfstate"
 TERRAFORM = shutil.which("terraform") or ""
 LARGE_TAGS = {f"tag-{number}": "x" * 500 for number in range(50)}
 """About 80 kB of encrypted state for each machine that bears them."""
@@ -54,15 +55,21 @@ async def test_a_state_too_large_is_kept_aside_and_recovered_without_making_anyt
         await _settle(server)
         assert len(await server.runs("personal")) == 2, "nothing is applied before the state is stored"
 
+        with pytest.raises(ApiError) as locked:  # not by an operator's own tofu either
+            await server.request("LOCK", STATE, {"ID": "mine", "Who": "ada@workstation"})
+        assert locked.value.code == 423
+        assert "rezusctl state recover personal" in locked.value.body["Info"]
+
         await server.patch(_group("workers"), {"spec": {"providerConfig": {"zone": None}}})
         ended = await rezusctl(server, "state", "recover", "personal")
         assert ended.code == 0, ended.stderr
         await server.until_applied("personal")
-        assert len(await server.runs("personal")) == 2, "all was made already"
+        await _assert_nothing_was_left_to_do(server, after_runs=2)
         after = await _machines(server)
         assert len(after) == 17
         assert after.items() > before.items()
         assert not kept.exists()
+        assert not _locks(server.data_dir)
 
         # And with room for it, the next change goes its usual way.
         await server.stop()
@@ -92,11 +99,18 @@ async def test_a_state_that_the_store_refuses_is_kept_aside_over_a_restart_and_r
         await server.start()
         hold = await server.until_held("personal", "recovery")
         assert "rezusctl state recover personal" in hold["message"]
+        (kept,) = (server.data_dir / "runs").glob("*/run-2/errored.tfstate")
+        saved = kept.read_bytes()
+        kept.write_bytes(saved[:100])  # a copy that was cut off is refused, and harms nothing
+        refused = await rezusctl(server, "state", "recover", "personal")
+        assert refused.code == 1
+        assert "errored.tfstate" in refused.stderr
+        kept.write_bytes(saved)
         ended = await rezusctl(server, "state", "recover", "personal", "--wait")
         assert ended.code == 0, ended.stderr
         await server.until_applied("personal")
         assert await server.machines("personal") == ["cp-1", "cp-2", "cp-3"]
-        assert len(await server.runs("personal")) == 2
+        await _assert_nothing_was_left_to_do(server, after_runs=2)
         again = await rezusctl(server, "state", "recover", "personal")
         assert again.code == 1
         assert "no state to recover" in again.stderr
@@ -138,9 +152,8 @@ async def test_a_foreign_lock_holds_the_tenant_until_it_is_broken(tmp_path: Path
     async with running(tmp_path / "data", engine_path) as server:
         await server.declare("personal", control_plane(1))
         await server.until_applied("personal")
-        path = "/api/v1/namespaces/personal/tfstate"
         lock = {"ID": "7d1c-lost", "Operation": "OperationTypeApply", "Who": "ada@workstation", "Info": ""}
-        await server.request("LOCK", path, lock)
+        await server.request("LOCK", STATE, lock)
 
         await server.patch(_group("cp"), {"spec": {"replicas": 3}})
         hold = await server.until_held("personal", "lock")
@@ -318,6 +331,13 @@ def _group(name: str) -> str:
 
 def _run_dir(server: Server, tenant: Doc, run: Doc) -> Path:
     return server.data_dir / "runs" / tenant["metadata"]["uid"] / run["metadata"]["name"]
+
+
+async def _assert_nothing_was_left_to_do(server: Server, *, after_runs: int) -> None:
+    """What a run finds that looks again whether all was made."""
+    await _settle(server)
+    later = (await server.runs("personal"))[after_runs:]
+    assert [run["status"]["plan"]["summary"] for run in later] == ["changes nothing"] * len(later)
 
 
 async def _settle(server: Server) -> None:

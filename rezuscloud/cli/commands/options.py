@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import asyncclick as click
 
 from rezuscloud.cli.client import TENANTS, Client, Kind
 from rezuscloud.cli.output import FORMATS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 cluster_option = click.option("-c", "--cluster", metavar="NAME", help="The cluster it lies in.")
 output_option = click.option(

@@ -9,7 +9,7 @@ from typing import Any
 import asyncclick as click
 
 from rezuscloud.cli.client import RUNS, TENANTS, ApiFailure, Client, Failure, Kind, patiently
-from rezuscloud.cli.output import Progress, bar
+from rezuscloud.cli.output import Progress, bar, printable
 
 _POLL_S = 0.3
 _STANDS_S = 1.0
@@ -27,7 +27,7 @@ def wait_until_applied(client: Client, tenant: str, timeout_s: float, *, after: 
     """Returns when all that is declared is applied, by a run newer than number `after`, and every machine is
     ready. Raises Failure with what to do when a person has to do something, when a run failed, or when the
     time is over."""
-    patience = _Patience(tenant, timeout_s)
+    patience = _Patience(client, tenant, tenant, timeout_s)
     with Progress() as progress:
         while True:
             doc = patiently(lambda: client.get(TENANTS.path(None, tenant)), progress.show)
@@ -36,14 +36,14 @@ def wait_until_applied(client: Client, tenant: str, timeout_s: float, *, after: 
             progress.show(f"{tenant}: {words}")
             if _is_done(status) and _newest(status) > after:
                 return
-            patience.check(status, words, f"rezusctl describe cluster {tenant}")
+            patience.check(status, words)
             time.sleep(_POLL_S)
 
 
 def wait_until_gone(client: Client, kind: Kind, tenant: str | None, name: str, timeout_s: float) -> None:
     """Returns when the object is gone. Raises Failure when something holds it or the time is over."""
     what, owner = f"{kind.plural}/{name}", tenant or name
-    patience = _Patience(what, timeout_s)
+    patience = _Patience(client, owner, what, timeout_s)
     with Progress() as progress:
         while True:
             try:
@@ -55,7 +55,7 @@ def wait_until_gone(client: Client, kind: Kind, tenant: str | None, name: str, t
                 break
             words = stage(client, owner, status)
             progress.show(f"{what}: {words}")
-            patience.check(status, words, f"rezusctl describe cluster {owner}")
+            patience.check(status, words)
             time.sleep(_POLL_S)
     click.echo(f"{what} is gone")
 
@@ -92,25 +92,36 @@ def _run_stage(client: Client, tenant: str, name: str) -> str:
 class _Patience:
     """Ends when the time is over, or when something stands in the way that does not pass by itself."""
 
-    def __init__(self, what: str, timeout_s: float) -> None:
+    def __init__(self, client: Client, tenant: str, what: str, timeout_s: float) -> None:
+        self._client = client
+        self._tenant = tenant
         self._what = what
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._trouble = ""
         self._since = 0.0
 
-    def check(self, status: Mapping[str, Any], words: str, look: str) -> None:
-        """Raises Failure."""
+    def check(self, status: Mapping[str, Any], words: str) -> None:
+        """Raises Failure. `words` say where the cluster stands."""
         now, trouble = time.monotonic(), _trouble(status)
         if trouble != self._trouble:
             self._trouble, self._since = trouble, now
         if trouble and now - self._since >= _STANDS_S:
-            raise Failure(f"{self._what}: {trouble}")
+            raise Failure(f"{self._what}: {trouble}{self._details(status)}")
         if now >= self._deadline:
             raise Failure(
-                f"{self._what}: not done after {self._timeout_s:g} s: {words}\nit goes on by itself; look "
-                f"with: {look}"
+                f"{self._what}: not done after {self._timeout_s:g} s: {words}\n"
+                f"it goes on by itself; look with: rezusctl describe cluster {self._tenant}"
             )
+
+    def _details(self, status: Mapping[str, Any]) -> str:
+        """What the engine said of the newest run, if that is why."""
+        name = status.get("lastRun")
+        if not name or all(hold["by"] != "backoff" for hold in status.get("heldBy") or ()):
+            return ""
+        error = _status(self._client.get(RUNS.path(self._tenant, name))).get("error") or {}
+        said = printable(error.get("detail", "").strip())
+        return "\n" + (f"{said}\n" if said else "") + f"more in: rezusctl logs {name} -c {self._tenant}"
 
 
 def _trouble(status: Mapping[str, Any]) -> str:
