@@ -40,9 +40,9 @@ def main() -> int:
         print(f"==> OpenTofu {VERSION} is in {TARGET.relative_to(ROOT)}")
         return 0
     print(
-        "OpenTofu could not be had: the release cannot be reached and there is no Go toolchain (1.26.6 or newer).\n"
-        "The server still starts, says so in /readyz, and applies nothing. What to do: install OpenTofu from\n"
-        "your system's packages, or set REZUSCLOUD_TOFU to the program.",
+        "OpenTofu could not be had: the release cannot be reached, and there is no Go toolchain (1.26.6 or\n"
+        "newer). The server still starts, says so in /readyz, and applies nothing. What to do: install\n"
+        "OpenTofu from your system's packages, or set REZUSCLOUD_TOFU to the program.",
         file=sys.stderr,
     )
     return 1
@@ -52,16 +52,27 @@ def find() -> Path | None:
     """An OpenTofu that is new enough: the one named, made here before, or on PATH."""
     candidates = [os.environ.get("REZUSCLOUD_TOFU"), str(TARGET), shutil.which("tofu")]
     for candidate in candidates:
-        if candidate and Path(candidate).is_file() and (version := version_of(candidate)) and version >= WANTED:
+        if (
+            candidate
+            and Path(candidate).is_file()
+            and (version := version_of(candidate))
+            and version >= WANTED
+        ):
             return Path(candidate)
     return None
 
 
 def version_of(program: str) -> tuple[int, ...] | None:
     """The version of an OpenTofu program; None for anything else."""
-    env = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/"), "TF_CLI_CONFIG_FILE": "/dev/null"}
+    env = {
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": os.environ.get("HOME", "/"),
+        "TF_CLI_CONFIG_FILE": "/dev/null",
+    }
     try:
-        out = subprocess.run([program, "version"], capture_output=True, text=True, timeout=30, env=env, check=True)
+        out = subprocess.run(
+            [program, "version"], capture_output=True, text=True, timeout=30, env=env, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     first = next((line for line in out.stdout.splitlines() if line.startswith("OpenTofu v")), None)
@@ -91,7 +102,7 @@ def fetch() -> bool:
 
 
 def download(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=CONNECT_S) as answer:  # noqa: S310 - a fixed https address
+    with urllib.request.urlopen(url, timeout=CONNECT_S) as answer:
         return bytes(answer.read())
 
 

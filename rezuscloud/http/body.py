@@ -32,6 +32,11 @@ async def read_bytes(request: web.Request, *, max_bytes: int = MAX_BYTES) -> byt
         raise _too_large(max_bytes)
     if not request.body_exists:
         return b""
+    if request.content.is_eof():  # a small one has come with its head: nothing to wait for
+        whole = request.content.read_nowait()
+        if len(whole) > max_bytes:
+            raise _too_large(max_bytes)
+        return whole
     body = bytearray()
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):

@@ -457,7 +457,7 @@ _CURES = (
     ),
     (
         "Error acquiring the state lock",
-        "somebody else holds the state lock; `rezusctl state unlock` shows who",
+        "somebody else holds the state lock; `rezusctl describe cluster` shows who",
     ),
     ("requires auth", "the run's credential was refused; retry, and report it if it comes back"),
     ("Failed to query available provider packages", "the OpenTofu provider cannot be fetched from here"),

@@ -166,7 +166,6 @@ class ResourceService:
         """
         entry = REGISTRY.kind(kind)
         self._permit(identity, "patch", entry, namespace, subresource)
-        patch = own(patch)
 
         def write(desk: Desk) -> Doc:
             current = _current(desk, entry, namespace, name)

@@ -303,9 +303,10 @@ class WatchHub:
                 watcher.close()
 
     def _publish(self, events: Sequence[ResourceEvent]) -> None:
-        for event in events:
-            subject = change_subject(event.kind, event.doc["metadata"]["uid"])
-            self._bus.publish(subject, str(event.version).encode())
+        # One message wakes for all of a commit: who hears it reads the log up to its end.
+        newest = events[-1]
+        subject = change_subject(newest.kind, newest.doc["metadata"]["uid"])
+        self._bus.publish(subject, str(newest.version).encode())
 
     def _on_message(self, subject: str, payload: bytes) -> None:
         self._wake.set()

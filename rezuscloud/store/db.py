@@ -502,30 +502,36 @@ def _broken(error: BaseException) -> InternalError:
 
 # ---------------------------------------------------------------- rows
 
-_SIZES = (32, 16, 8, 4, 2, 1)
+_SIZES = (1, 8, 64)
 """Rows a statement: few sizes, so that SQLite keeps them all prepared."""
 
 
 def _execute_rows(
     connection: sqlite3.Connection, sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]
 ) -> None:
-    """Many rows in few statements. After each one Python waits for the interpreter lock, which the event loop
-    holds: under load that costs more than the statement."""
-    start = 0
-    for size in _SIZES:
-        while len(rows) - start >= size:
-            params = [param for row in rows[start : start + size] for param in row]
-            connection.execute(sql(size), params)
-            start += size
+    """Many rows in one statement; rows of NULL fill it up. A statement gives the interpreter lock away
+    several times and gets it back when the event loop lets go: under load that costs more than its rows."""
+    for start in range(0, len(rows), _SIZES[-1]):
+        part = rows[start : start + _SIZES[-1]]
+        size = next(size for size in _SIZES if size >= len(part))
+        params = [param for row in part for param in row]
+        params += [None] * ((size - len(part)) * len(part[0]))
+        connection.execute(sql(size), params)
 
 
 @functools.cache
 def _upsert_objects(count: int) -> str:
-    values = ", ".join(["(?, ?, ?, ?)"] * count)
-    conflict = "ON CONFLICT (kind, namespace, name) DO UPDATE SET doc = excluded.doc"
-    return f"INSERT INTO objects (kind, namespace, name, doc) VALUES {values} {conflict}"  # noqa: S608 - no input
+    return (
+        f"INSERT INTO objects (kind, namespace, name, doc) {_values(4, count)} "
+        "ON CONFLICT (kind, namespace, name) DO UPDATE SET doc = excluded.doc"
+    )
 
 
 @functools.cache
 def _insert_changes(count: int) -> str:
-    return f"INSERT INTO changes (version, type, doc) VALUES {', '.join(['(?, ?, ?)'] * count)}"  # noqa: S608 - no input
+    return f"INSERT INTO changes (version, type, doc) {_values(3, count)}"
+
+
+def _values(columns: int, count: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"SELECT * FROM (VALUES {', '.join([row] * count)}) WHERE column1 IS NOT NULL"  # noqa: S608 - no input

@@ -388,7 +388,7 @@ async def test_the_lock_of_a_killed_tofu_stays_until_its_run_is_given_up(
         await tofu.ok("init")
         async with tofu.started("apply", "-auto-approve"):
             await asyncio.wait_for(wire.first("LOCK").wait(), 30)
-            while not (tofu.cwd / "here").exists():  # noqa: ASYNC110 - another process makes it
+            while not (tofu.cwd / "here").exists():
                 await asyncio.sleep(0.02)
         house.backend.revoke(dead)
         lock = house.store.states.lock(house.uid)

@@ -442,7 +442,7 @@ async def starts(scratch: Path) -> list[Result]:
     await server.stop()
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import rezuscloud.main"], check=True)  # noqa: ASYNC221
+        subprocess.run([sys.executable, "-c", "import rezuscloud.main"], check=True)
         imports.append(time.perf_counter() - started)
         started = time.perf_counter()
         await server.start()
@@ -453,7 +453,7 @@ async def starts(scratch: Path) -> list[Result]:
             (bare_python, [sys.executable, "-c", "pass"]),
         ):
             started = time.perf_counter()
-            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)  # noqa: ASYNC221
+            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
             times.append(time.perf_counter() - started)
     await server.close()
     return [

@@ -20,7 +20,7 @@ from rezuscloud.kit.tasks import TaskSupervisor
 
 async def until(claim: Callable[[], bool], *, within_s: float = 10) -> None:
     async with asyncio.timeout(within_s):
-        while not claim():  # noqa: ASYNC110 - the server's process sets no events here
+        while not claim():
             await asyncio.sleep(0.002)
 
 

@@ -131,7 +131,8 @@ async def test_describe_shows_spec_status_conditions_and_events(cli: Cli) -> Non
         assert text in shown
     events = shown.partition("Events:\n")[2].splitlines()[1:]
     assert any("Applied" in event and "run-1: adds 3 machines" in event for event in events)
-    assert await cli.ok("cluster", "describe", "home") == shown
+    same = await cli.ok("cluster", "describe", "home")
+    assert same.partition("Events:")[0] == shown.partition("Events:")[0]  # events bear ages
     assert 'runs "run-9" not found' in await cli.fails("describe", "run", "run-9", "-c", "home")
 
 

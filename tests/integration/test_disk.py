@@ -199,7 +199,7 @@ async def test_a_database_that_cannot_be_trusted_is_refused_with_words_and_left_
 
 
 def _fingerprint(data_dir: Path) -> dict[str, str]:
-    """What the files hold. Not the lock, which names whoever came last, nor what SQLite makes for a reader."""
+    """What the files hold. Not the lock, which names who came last, nor what SQLite makes for a reader."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(data_dir.iterdir())

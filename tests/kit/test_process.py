@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Run:
 
 async def until(claim: Callable[[], bool], *, within_s: float = 10) -> None:
     async with asyncio.timeout(within_s):
-        while not claim():  # noqa: ASYNC110 - other processes set no events here
+        while not claim():
             await asyncio.sleep(0.005)
 
 
