@@ -149,6 +149,50 @@ async def test_killed_right_after_success_it_has_nothing_to_do(tmp_path: Path, e
         assert await _phases(server) == ["Succeeded"]
 
 
+async def test_a_change_waits_for_the_engine_of_the_dead_server_however_often_that_is_killed(
+    tmp_path: Path, engine_path: Path
+) -> None:
+    """The engine hangs in its upload, so it lives through two deaths of the server. It is interrupted only once:
+    at a second time it would throw its state away."""
+    async with gated(engine_path, tmp_path) as gate, running(tmp_path / "data", gate.engine) as server:
+        upload = gate.hold("POST")
+        await server.declare("personal", control_plane(1), workers(1))
+        await upload.arrived()
+        made = await _made(server, "machine_cp-1")
+        pid = engine_pid(server.data_dir)
+        for replicas in (2, 3):
+            await server.kill()
+            await server.start()
+            path = "/api/v1/namespaces/personal/nodegroups/workers"
+            await server.patch(path, {"spec": {"replicas": replicas}})
+            hold = await server.until_held("personal", "lock")
+            assert (hold["who"], "still saves its state" in hold["message"]) == ("run-1", True)
+            assert hold["until"]
+            assert (await _phases(server), engine_pid(server.data_dir)) == (["Applying"], pid)
+        before = await _acknowledged(server)
+        upload.release()
+        machines = ["cp-1", "workers-1", "workers-2", "workers-3"]
+        resources = await _is_whole(server, before, machines)
+        assert resources["machine_cp-1"] == made
+        assert await _phases(server) == ["Interrupted", "Succeeded"]
+
+
+async def test_a_start_clears_away_directories_that_no_run_needs(tmp_path: Path, engine_path: Path) -> None:
+    async with running(tmp_path / "data", engine_path) as server:
+        await server.declare("personal", control_plane(1))
+        tenant = await server.until_applied("personal")
+        await server.kill()
+        for stale in (
+            f"{tenant['metadata']['uid']}/run-1",
+            f"{tenant['metadata']['uid']}/run-2",
+            "gone/run-1",
+        ):
+            (server.data_dir / "runs" / stale).mkdir(parents=True)
+        await server.start()
+        await server.until(lambda: _is_clean(server))
+        assert [path.name for path in (server.data_dir / "runs").iterdir()] == [tenant["metadata"]["uid"]]
+
+
 # ---------------------------------------------------------------- what is seen from outside
 
 
