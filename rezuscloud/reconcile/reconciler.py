@@ -184,8 +184,11 @@ class Reconciler:
                 lambda desk: self._write_cancelled(desk, tenant, run, identity)
             )
             self.queue.wake(tenant)
-        else:
+        elif phase.is_final:
             raise Conflict(f"{run} is {phase.value} and cannot be cancelled any more", kind="runs", name=run)
+        else:
+            why = f"{run} was cut short and ends by itself; its engine has been interrupted already"
+            raise Conflict(why, kind="runs", name=run)
 
     async def retry(self, identity: Identity, tenant: str, run: str) -> None:
         """Starts a new run for what is declared now."""

@@ -19,7 +19,9 @@ from typing import Any
 from rezuscloud.kit.process import Child, boot_id
 from rezuscloud.model.meta import Doc, digest, format_time, to_wire, utc_now
 from rezuscloud.model.operations import PlanSummary, RunAction, RunError, RunPhase
+from rezuscloud.model.tenant import HeldBy
 from rezuscloud.plugin.types import RequiredProvider
+from rezuscloud.reconcile.outcome import Held, Hold
 from rezuscloud.reconcile.publish import publish_projection, refresh_tenant, tenant_condition
 from rezuscloud.reconcile.rooms import Rooms
 from rezuscloud.reconcile.run_dir import RunDir
@@ -215,6 +217,10 @@ class Run:
         summary = self.summary
 
         def begin(desk: Desk) -> None:
+            now = desk.tx.get("Run", self.tenant_name, self.name)
+            if now is None or RunPhase(now["status"]["phase"]).is_final:
+                why = f"{self.name} was stopped before it applied anything"
+                raise Held(Hold(HeldBy.PAUSE, why), retry_after_s=0.0)
             run = desk.set_status(
                 "Run",
                 self.tenant_name,

@@ -329,7 +329,10 @@ class Store:
         self._waiting.append(_Waiting(fn, answer))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="store writer")
-        return await answer
+        try:
+            return await answer
+        finally:
+            del answer  # an error, and through its traceback all that `fn` holds, would live in a circle
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Runs a query on the reading connection's thread. Only for the store's own rooms."""
@@ -365,7 +368,9 @@ class Store:
                 result = waiting.fn(tx)
                 tx.finish()
             except Exception as error:
-                waiting.fail(error)
+                # Without this frame, which knows the answer: the other half of that circle.
+                tail = error.__traceback__.tb_next if error.__traceback__ else None
+                waiting.fail(error.with_traceback(tail))
             else:
                 done.append((waiting, result))
         if batch:

@@ -115,7 +115,11 @@ def prepare(data_dir: Path) -> None:
 def _check(path: Path, *, newest: int) -> None:
     """Reads the whole database without writing: a connection that could write would, on closing, move the
     write-ahead log of a killed server into a file that is about to be refused."""
-    with contextlib.closing(sqlite3.connect(_uri(path, "ro"), uri=True, isolation_level=None)) as connection:
+    wal = path.with_name(f"{FILE}-wal")
+    has_log = wal.exists() and wal.stat().st_size > 0
+    # Without a log there is nothing else to read, and not even an empty one is made.
+    uri = _uri(path, "ro") if has_log else f"{_uri(path, 'ro')}&immutable=1"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
         have = connection.execute("PRAGMA user_version").fetchone()[0]
         if have > newest:
             raise StoreDamaged(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -141,7 +141,7 @@ class States:
             encrypted=encrypted,
             key_id=key_id,
             run=run,
-            created=tx.now,
+            created=tx.now.replace(microsecond=0),
             resource_count=resource_count,
         )
         tx.stage(("state", tenant_uid), meta)
@@ -158,6 +158,7 @@ class States:
             if held.id != lock.id:
                 raise LockHeld(held)
             return
+        lock = replace(lock, created=lock.created.replace(microsecond=0))
         tx.stage(("lock", tenant_uid), lock)
         value = {
             "id": lock.id,

@@ -152,8 +152,8 @@ async def test_killed_right_after_success_it_has_nothing_to_do(tmp_path: Path, e
 async def test_a_change_waits_for_the_engine_of_the_dead_server_however_often_that_is_killed(
     tmp_path: Path, engine_path: Path
 ) -> None:
-    """The engine hangs in its upload, so it lives through two deaths of the server. It is interrupted only once:
-    at a second time it would throw its state away."""
+    """The engine hangs in its upload, so it lives through two deaths of the server. It is interrupted only
+    once: at a second time it would throw its state away."""
     async with gated(engine_path, tmp_path) as gate, running(tmp_path / "data", gate.engine) as server:
         upload = gate.hold("POST")
         await server.declare("personal", control_plane(1), workers(1))

@@ -152,7 +152,7 @@ async def test_a_cancelled_apply_saves_what_it_has_and_waits_for_a_person(
 ) -> None:
     async with running(tmp_path / "data", engine_path) as server:
         await server.declare("personal", control_plane(1), workers(1, latencyS=60))
-        pid = await _applying(server)
+        await _applying(server)
         await server.until(lambda: _makes_slowly(server))
         await server.post(f"{RUNS}/run-1/cancel", {})
         run = await _ended(server, "run-1")

@@ -143,7 +143,9 @@ async def test_a_child_process_does_not_keep_the_directory_taken(tmp_path: Path)
     async with Store.open(tmp_path):
         child = subprocess.Popen(["/bin/sleep", "60"], close_fds=False)
     try:
-        assert not any(str(tmp_path) in os.readlink(link) for link in Path(f"/proc/{child.pid}/fd").iterdir())
+        assert not any(
+            str(tmp_path) in str(link.readlink()) for link in Path(f"/proc/{child.pid}/fd").iterdir()
+        )
         async with Store.open(tmp_path):
             pass
     finally:
@@ -420,11 +422,11 @@ async def test_something_unforeseen_in_a_commit_is_told_and_stops_nobody(store: 
 async def test_a_writer_that_ends_leaves_nobody_waiting(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explode(self: Store, batch: Any, seconds: float) -> None:
+    def explode(self: Store, batch: Any) -> None:
         raise RuntimeError("boom")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "_committed", explode)
+        patched.setattr(Store, "_prune", explode)
         waiting = [asyncio.create_task(put(store, doc(f"t{number}"))) for number in range(120)]
         results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
     assert {type(result) for result in results} == {InternalError}

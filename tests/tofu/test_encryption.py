@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rezuscloud.model.meta import Doc
 from rezuscloud.plugin.types import Provider
@@ -44,6 +45,9 @@ from tests.support.tiny_provider import (
 PASSPHRASE = "correct horse battery staple"
 PROVIDERS: dict[str, Provider] = {"tiny": TinyProvider()}
 PLAIN = json.dumps({"version": 4, "serial": 7, "lineage": "line", "resources": []}).encode()
+
+
+NAMELESS = json.dumps({"version": 4, "serial": 0, "lineage": "", "resources": []}, indent=2).encode()
 
 
 @pytest.fixture
@@ -522,3 +526,30 @@ def test_the_engine_with_a_wrong_key_stops_before_it_changes_anything(tofu: Bare
         done = tofu.run("plan", encryption=wrong.tf_encryption, code=1)
     assert "message authentication failed" in " ".join(done.stderr.split())
     assert tofu.state_bytes == before
+
+
+# ---------------------------------------------------------------- without lineage
+
+
+def test_a_state_without_lineage_gets_one_and_keeps_every_other_byte(ring: KeyRing) -> None:
+    named = ring.give_lineage(TENANT_UID, NAMELESS, "line")
+    assert named == NAMELESS.replace(b'"lineage": ""', b'"lineage":"line"')
+    assert header(named) == Header(0, "line", encrypted=False, key_id="")
+
+
+def test_a_sealed_state_without_lineage_gets_one_inside_and_outside(ring: KeyRing) -> None:
+    key = ring.state_key(TENANT_UID, 2)
+    outside = json.loads(ring.seal_state(TENANT_UID, 2, PLAIN)) | {"serial": 0, "lineage": ""}
+    nonce = os.urandom(12)
+    sealed = base64.b64encode(nonce + AESGCM(key.key).encrypt(nonce, NAMELESS, None)).decode()
+    blob = json.dumps(outside | {"encrypted_data": sealed}).encode()
+    with pytest.raises(BadState):
+        ring.open_state(TENANT_UID, blob)
+    named = ring.give_lineage(TENANT_UID, blob, "line")
+    assert header(named) == Header(0, "line", encrypted=True, key_id="k2")
+    assert json.loads(ring.open_state(TENANT_UID, named))["lineage"] == "line"
+
+
+def test_a_state_that_has_a_lineage_keeps_it(ring: KeyRing) -> None:
+    for blob in (PLAIN, ring.seal_state(TENANT_UID, 1, PLAIN)):
+        assert ring.give_lineage(TENANT_UID, blob, "another") == blob
