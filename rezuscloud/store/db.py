@@ -64,6 +64,8 @@ PRUNE_EVERY = 1_000
 """So many more may lie in the table before they are removed together."""
 CHECKPOINT_BYTES = 16 * 2**20
 """Write-ahead log that may gather before it is moved into the file."""
+QUIET_S = 0.5
+"""So long nobody must have written before it is moved; at twice the size nobody is waited for."""
 _FULL_DISK_BYTES = 2**20
 
 Work = Callable[[sqlite3.Connection], object]
@@ -254,17 +256,29 @@ class Transaction:
 class _Waiting:
     """One function that waits for its turn, and who waits for it."""
 
-    __slots__ = ("answer", "fn")
+    __slots__ = ("_answer", "fn")
 
     def __init__(self, fn: Callable[[Transaction], Any], answer: asyncio.Future[Any]) -> None:
         self.fn = fn
-        self.answer = answer
+        self._answer: asyncio.Future[Any] | None = answer
+
+    @property
+    def is_over(self) -> bool:
+        """Answered, or its caller was cancelled."""
+        return self._answer is None or self._answer.done()
+
+    def succeed(self, result: Any) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        if not self.answer.done():
+        if self._answer is not None and not self._answer.done():
             # A future refuses StopIteration, which a careless `next()` raises.
             is_refused = isinstance(error, StopIteration)
-            self.answer.set_exception(RuntimeError(repr(error)) if is_refused else error)
+            self._answer.set_exception(RuntimeError(repr(error)) if is_refused else error)
+        # The error's frames lead back to here. Without this they would form a circle, and all that the caller
+        # holds, a large state, would stay until the collector comes by.
+        self._answer = None
 
 
 class Store:
@@ -294,6 +308,7 @@ class Store:
         self._is_closing = False
         self._surplus = 0
         """Rows of the change log beyond those that are kept; negative while there are fewer."""
+        self._quiet: asyncio.TimerHandle | None = None
         self._log_bytes = 0
         """About how much of the write-ahead log is not yet in the file."""
 
@@ -327,12 +342,11 @@ class Store:
             raise Unavailable("the server is stopping; nothing was changed", retry_after_s=2)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(fn, answer))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write(), name="store writer")
+        self._start_writing()
         try:
             return await answer
         finally:
-            del answer  # an error, and through its traceback all that `fn` holds, would live in a circle
+            del answer  # an error's frames lead back to here: see _Waiting.fail
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Runs a query on the reading connection's thread. Only for the store's own rooms."""
@@ -340,8 +354,14 @@ class Store:
 
     # ------------------------------------------------------------ the writer
 
-    async def _write(self) -> None:
+    def _start_writing(self, *, moves_log: bool = False) -> None:
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(moves_log), name="store writer")
+
+    async def _write(self, moves_log: bool) -> None:
         try:
+            if moves_log:
+                await self._checkpoint()
             while self._waiting:
                 group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
                 try:
@@ -350,27 +370,27 @@ class Store:
                     _fail(group, _broken(error))
                     raise
                 del group
-                await self._checkpoint()
+                if self._log_bytes >= 2 * CHECKPOINT_BYTES:
+                    await self._checkpoint()
         except Exception as error:
             log.exception("the writer failed in a way nobody foresaw; the next write starts it again")
             _fail(self._waiting, _broken(error))
         finally:
             self._writing = None
+            self._checkpoint_when_quiet()
 
     async def _commit(self, group: Iterable[_Waiting]) -> None:
         batch = _Batch(self.log.version)
         done: list[tuple[_Waiting, Any]] = []
         for waiting in group:
-            if waiting.answer.done():  # its caller was cancelled
+            if waiting.is_over:
                 continue
             tx = Transaction(self, batch)
             try:
                 result = waiting.fn(tx)
                 tx.finish()
             except Exception as error:
-                # Without this frame, which knows the answer: the other half of that circle.
-                tail = error.__traceback__.tb_next if error.__traceback__ else None
-                waiting.fail(error.with_traceback(tail))
+                waiting.fail(error)
             else:
                 done.append((waiting, result))
         if batch:
@@ -383,8 +403,7 @@ class Store:
                 return
             self._committed(batch, time.perf_counter() - started)
         for waiting, result in done:
-            if not waiting.answer.done():
-                waiting.answer.set_result(result)
+            waiting.succeed(result)
 
     def _committed(self, batch: _Batch, seconds: float) -> None:
         """Lets everybody see and hear of it."""
@@ -443,10 +462,17 @@ class Store:
 
             batch.work.append(prune)
 
+    def _checkpoint_when_quiet(self) -> None:
+        """Plans to move the write-ahead log into the file once it has grown and nobody writes: who came in
+        the middle of it would wait."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+        if self._log_bytes >= CHECKPOINT_BYTES and not self._is_closing:
+            loop = asyncio.get_running_loop()
+            self._quiet = loop.call_later(QUIET_S, functools.partial(self._start_writing, moves_log=True))
+
     async def _checkpoint(self) -> None:
-        """Moves the write-ahead log into the file once it has grown, when nobody waits for an answer."""
-        if self._log_bytes < CHECKPOINT_BYTES * (4 if self._waiting else 1):
-            return
         self._log_bytes = 0
         # The next one tries again; what is committed is safe in the log.
         with contextlib.suppress(sqlite3.Error):
@@ -482,6 +508,8 @@ class Store:
         self._is_closing = True
         if self._writing is not None:
             await self._writing
+        if self._quiet is not None:
+            self._quiet.cancel()
         with contextlib.suppress(sqlite3.Error):
             await self._writer.run(lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 

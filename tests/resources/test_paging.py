@@ -97,7 +97,7 @@ async def test_a_token_that_the_log_no_longer_reaches_has_expired(
     await fill(service, "a", "b")
     token = service.list(ADMIN, "Tenant", limit=1).continue_
 
-    def pruned(version: int) -> None:
+    def pruned(version: int, kind: str | None = None) -> None:
         raise Expired("too old")
 
     monkeypatch.setattr(store.log, "since", pruned)
