@@ -65,15 +65,25 @@ def declare(tenant: Doc, groups: Iterable[Doc], machines: Iterable[Doc]) -> Doc:
         if meta["name"] in wanted and (labels or annotations):
             marked.append({"name": meta["name"], "labels": labels, "annotations": annotations})
     return {
-        "tenant": _declared(tenant),
+        "tenant": _without_pause(_declared(tenant)),
         "nodeGroups": [_declared(group) for group in active_groups(groups)],
         "machines": marked,
     }
 
 
 def declared_revision(content: Doc) -> str:
-    """Equal revisions mean that nothing is owed."""
-    return digest(content)
+    """Equal revisions mean that nothing is owed. The pause switch does not count: a paused tenant is never
+    applied, so pausing would owe something for as long as it lasts (ADR 0012)."""
+    tenant = content["tenant"]
+    spec = {key: value for key, value in tenant["spec"].items() if key != "paused"}
+    return digest({**content, "tenant": {**tenant, "spec": spec}})
+
+
+def _without_pause(declared: Doc) -> Doc:
+    """What is applied is not paused, so TF state never says that it is."""
+    if not declared["spec"].get("paused"):
+        return declared
+    return {**declared, "spec": {key: value for key, value in declared["spec"].items() if key != "paused"}}
 
 
 def _declared(doc: Doc) -> Doc:

@@ -33,7 +33,7 @@ from rezuscloud.tofu.engine import Engine
 from rezuscloud.tofu.messages import Diagnostic, Message
 from rezuscloud.tofu.plan import masked_changes, summarize
 from rezuscloud.tofu.projection import Projection
-from rezuscloud.tofu.render import Rendered
+from rezuscloud.tofu.render import DECLARATION, Rendered
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class Run:
     cancelled_by: str = ""
     is_shutdown: bool = False
     summary: PlanSummary | None = None
+    touches_world: bool = False
+    """The plan changes more than the declaration in TF state."""
     required: Mapping[str, RequiredProvider] = field(default_factory=dict)
     handover: KeyHandover | None = None
     """The state key, lent to the engine while it works; None when it cannot encrypt."""
@@ -187,6 +189,9 @@ class Run:
                 unfinished=self.target.unfinished,
                 destroy=self.target.action is RunAction.DESTROY,
             )
+            self.touches_world = any(
+                message.type == "planned_change" and message.address != DECLARATION for message in messages
+            )
             self.say(f"plan {self.summary.id}: {self.summary.summary}")
         return outcome
 
@@ -290,6 +295,12 @@ class Run:
         """The saved plan's changes, with what is sensitive masked."""
         with self._invocation(await self.data_dirs.prepare(self.required)) as invocation:
             return masked_changes(await tofu.show_plan(invocation, self.dir.plan_file))
+
+    async def enter(self, phase: RunPhase) -> None:
+        """Shows that the run has come to this phase."""
+        await self.rooms.service.transact(
+            lambda desk: desk.set_status("Run", self.tenant_name, self.name, {"phase": phase.value})
+        )
 
     # ------------------------------------------------------------ end
 

@@ -417,6 +417,7 @@ class TenantReconciler:
         await self._finish(run, outcome)
 
     async def _finish(self, run: Run, outcome: tofu.Outcome) -> None:
+        await run.enter(RunPhase.PROJECTING)
         rooms = self._rooms
         lock = rooms.store.states.lock(run.tenant_uid)
         if lock is not None and lock.run == run.name:
@@ -583,7 +584,7 @@ class TenantReconciler:
     async def _tell_drift(self, run: Run, has_changes: bool) -> None:
         """Reports drift before anything repairs it."""
         await run.announce(RunPhase.PLANNING)
-        if not has_changes:
+        if not has_changes or not run.touches_world:
             return
         assert run.summary is not None
         message = f"the world is not as declared; to repair it a run {run.summary.summary}"

@@ -17,9 +17,8 @@ from rezuscloud.model.errors import InternalError
 from rezuscloud.model.meta import Doc
 from rezuscloud.model.operations import MachineAction, PlannedMachine, PlanSummary, Risk
 from rezuscloud.tofu.messages import Message
-from rezuscloud.tofu.render import DECLARATION_NAME, DECLARATION_TYPE, MACHINE_PREFIX
+from rezuscloud.tofu.render import DECLARATION, MACHINE_PREFIX
 
-_DECLARATION = f"{DECLARATION_TYPE}.{DECLARATION_NAME}"
 _ACTIONS = {
     "create": MachineAction.ADD,
     "update": MachineAction.CHANGE,
@@ -79,7 +78,7 @@ def summarize(
     asked_to_stay = frozenset() if destroy else frozenset(wanted)
     guard = [*_incomplete(messages, changes), *_lost(machines, asked_to_stay, unfinished)]
     lost = [machine for machine in machines if machine.action in _LOSES]
-    others = [change for change in changes if not change.machine and change.address != _DECLARATION]
+    others = [change for change in changes if not change.machine and change.address != DECLARATION]
     if guard:
         risk = Risk.DANGEROUS
     elif lost:

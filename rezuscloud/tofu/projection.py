@@ -17,7 +17,7 @@ from rezuscloud.model.machine import Address, MachineSpec
 from rezuscloud.model.meta import API_VERSION, LABEL_NODE_GROUP, LABEL_ROLE, LABEL_TENANT, Doc, to_wire
 from rezuscloud.model.tenant import NodeGroupSpec, Role
 from rezuscloud.plugin.types import MachineFacts, Provider, TfResource
-from rezuscloud.tofu.render import DECLARATION_NAME, DECLARATION_TYPE, FORMAT_VERSION, MACHINE_PREFIX
+from rezuscloud.tofu.render import DECLARATION, FORMAT_VERSION, MACHINE_PREFIX
 
 _PROVIDER = re.compile(r'(?:module\..*\.)?provider\["([^"]+)"\].*')
 
@@ -204,7 +204,7 @@ def _source(text: str) -> str:
 def _declaration(objects: Iterable[_Managed]) -> Doc | None:
     for managed in objects:
         resource = managed.resource
-        if managed.is_deposed or resource.address != f"{DECLARATION_TYPE}.{DECLARATION_NAME}":
+        if managed.is_deposed or resource.address != DECLARATION:
             continue
         try:
             # `input` is of any type, so state wraps it: {"value": …, "type": …}.

@@ -34,6 +34,7 @@ BUILT_IN = "terraform.io/builtin/terraform"
 """Source address of the provider inside OpenTofu; it needs no entry in required_providers."""
 DECLARATION_TYPE, DECLARATION_NAME = "terraform_data", "declaration"
 FORMAT_VERSION = 1
+DECLARATION = f"{DECLARATION_TYPE}.{DECLARATION_NAME}"
 MACHINE_PREFIX = "machine_"
 CONFIG_FILE = "main.tf.json"
 

@@ -118,4 +118,17 @@ async def test_every_step_reaches_a_watcher_in_order(tmp_path: Path, engine_path
         watching = asyncio.create_task(watch())
         await server.declare("personal", control_plane(1))
         await asyncio.wait_for(watching, 30)
-        assert phases == ["Planning", "Applying", "Succeeded"]
+        assert phases == ["Planning", "Applying", "Projecting", "Succeeded"]
+
+
+async def test_pausing_an_applied_tenant_leaves_it_ready_and_starts_no_run(
+    tmp_path: Path, engine_path: Path
+) -> None:
+    async with running(tmp_path / "data", engine_path) as server:
+        await server.declare("personal", control_plane(1))
+        await server.until_applied("personal")
+        for paused in (True, False):
+            await server.patch("/api/v1/tenants/personal", {"spec": {"paused": paused}})
+            doc = await server.until_applied("personal")
+            assert {c["type"]: c["status"] for c in doc["status"]["conditions"]}["Applied"] == "True"
+        assert len(await server.runs("personal")) == 1

@@ -53,6 +53,14 @@ def test_specs_labels_and_annotations_change_the_revision() -> None:
     assert len(all_of_them) == 4
 
 
+def test_pausing_owes_nothing_and_is_never_applied() -> None:
+    paused = TENANT | {"spec": TENANT["spec"] | {"paused": True}}
+    unpaused = TENANT | {"spec": TENANT["spec"] | {"paused": False}}
+    assert revision(paused) == revision(unpaused) == revision()
+    assert "paused" not in declare(paused, [], [])["tenant"]["spec"]
+    assert declare(unpaused, [], [])["tenant"]["spec"]["paused"] is False
+
+
 def test_a_leaving_group_is_declared_no_more() -> None:
     leaving = WORKERS | {"metadata": WORKERS["metadata"] | {"deletionTimestamp": "2026-12-01T00:00:00Z"}}
     assert revision(groups=(CP, leaving)) == revision(groups=(CP,))
