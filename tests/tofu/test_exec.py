@@ -93,7 +93,13 @@ class Workshop:
 
     @property
     def is_gone(self) -> bool:
-        """Nothing is left of the engine's whole process group."""
+        """Nothing is left of the engine's whole process group. What was killed needs a moment to die."""
+        deadline = time.monotonic() + 5
+        while not (is_gone := self._is_gone_now()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return is_gone
+
+    def _is_gone_now(self) -> bool:
         assert self.child is not None
         groups = []
         for entry in Path("/proc").iterdir():
