@@ -57,9 +57,13 @@ def parse_time(text: str) -> dt.datetime:
 # ---------------------------------------------------------------- canonical bytes
 
 
+# Made once: json.dumps makes an encoder anew at each call with such arguments.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def canonical_json(value: Any) -> bytes:
     """Equal values give equal bytes: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _CANONICAL.encode(value).encode()
 
 
 def digest(value: Any) -> str:
