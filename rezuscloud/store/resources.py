@@ -127,6 +127,10 @@ class Objects:
             del self._by_uid[uid]
 
 
+MAX_LOG_BYTES = 64 * 2**20
+"""Documents that are megabytes long must not fill the memory: of those fewer are kept."""
+
+
 class Change:
     """One committed change as the log keeps it: bytes, which cost a fifth of what documents do. The newest
     ones also keep their event, which is asked for again and again."""
@@ -162,13 +166,14 @@ class Change:
 
 
 class ChangeLog:
-    """The newest committed changes, by version."""
+    """The newest committed changes, by version: so many, but no more than fit into MAX_LOG_BYTES."""
 
     def __init__(self, kept: int) -> None:
         self.version = 0
         """The newest version; every resource's resourceVersion is one of these numbers."""
         self._kept = kept
         self._changes: deque[Change] = deque()
+        self._bytes = 0
         self._oldest = 0
         """A watch may start at this version or a later one."""
 
@@ -197,12 +202,18 @@ class ChangeLog:
 
     def append(self, change: Change) -> None:
         """Only for the writer."""
-        if len(self._changes) >= self._kept:
-            self._oldest = self._changes.popleft().version
-        self._changes.append(change)
+        self._add(change)
+        while len(self._changes) > self._kept or self._bytes > MAX_LOG_BYTES:
+            gone = self._changes.popleft()
+            self._oldest = gone.version
+            self._bytes -= len(gone.raw)
         self.version = change.version
         if len(self._changes) > _RECENT:
             self._changes[-_RECENT - 1].forget()
+
+    def _add(self, change: Change) -> None:
+        self._changes.append(change)
+        self._bytes += len(change.raw)
 
     def load(self, rows: Iterable[tuple[int, str, bytes]], last: int) -> None:
         """Only at the start: the rows in order, and the last version ever given."""
@@ -214,7 +225,7 @@ class ChangeLog:
             key = key_of(doc)
             change = Change(ResourceEvent(version, type_, doc), raw, newest.pop(key, None))
             change.forget()
-            self._changes.append(change)
+            self._add(change)
             if type_ is not ChangeType.DELETED:
                 newest[key] = raw
         self.version = last

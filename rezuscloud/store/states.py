@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rezuscloud.model.errors import Conflict
+from rezuscloud.model.errors import Conflict, InternalError
 from rezuscloud.model.meta import Doc, format_time, parse_time
 
 if TYPE_CHECKING:
@@ -76,15 +76,26 @@ class States:
         return found
 
     async def body(self, tenant_uid: str, version: int | None = None) -> bytes | None:
-        """The bytes of a version (the newest when None), or None."""
+        """The bytes of a version (the newest when None), or None.
+
+        Raises InternalError when the newest is not there though it was stored: "no state" would have the
+        engine make everything anew.
+        """
+        current = self.current(tenant_uid)
         if version is None:
-            current = self.current(tenant_uid)
             if current is None:
                 return None
             version = current.version
         sql = "SELECT body FROM states WHERE tenant_uid = ? AND version = ?"
         row = await self._store.read(lambda c: c.execute(sql, (tenant_uid, version)).fetchone())
-        return bytes(row[0]) if row else None
+        if row is not None:
+            return bytes(row[0])
+        if current is not None and version == current.version and self.current(tenant_uid) == current:
+            raise InternalError(
+                f"state version {version} is missing in the database, though it was stored; nothing is "
+                "planned or applied with it. Restore the data directory from a backup."
+            )
+        return None
 
     async def history(self, tenant_uid: str) -> list[StateMeta]:
         """The kept versions, oldest first."""

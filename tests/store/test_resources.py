@@ -265,3 +265,15 @@ async def test_changes_long_past_are_told_as_they_were(store: Store) -> None:
     everything = told(store)
     assert everything[0] == ("ADDED", "a", 0, None)
     assert everything[1:] == [("MODIFIED", "a", value, value - 1) for value in range(1, 600)]
+
+
+async def test_documents_of_megabytes_do_not_fill_the_memory(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rezuscloud.store.resources.MAX_LOG_BYTES", 50_000)
+    for number in range(12):
+        doc = {"kind": "Tenant", "metadata": {"name": "a", "uid": "u", "n": number}, "spec": "x" * 10_000}
+        await store.transact(lambda tx, doc=doc: tx.put(doc))
+    with pytest.raises(Expired):
+        store.log.since(store.log.version - 6)
+    assert len(store.log.since(store.log.version - 3)) == 3

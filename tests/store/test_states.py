@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rezuscloud.model.errors import Conflict
+from rezuscloud.model.errors import Conflict, InternalError
 from rezuscloud.model.meta import utc_now
 from rezuscloud.store.db import Store
 from rezuscloud.store.states import Lock, LockHeld, StateMeta
@@ -164,6 +164,14 @@ async def test_states_and_locks_outlive_a_restart(tmp_path: Path) -> None:
         assert store.states.lock("second") == lock("L2") or store.states.lock("second") is not None
         assert await store.states.body(TENANT, meta.version) == b"one"
         assert store.records.get(f"lock/{TENANT}") is None, "locks are no records"
+
+
+async def test_a_state_that_vanished_from_the_database_is_not_taken_for_no_state(store: Store) -> None:
+    await take(store)
+    await accept(store, b"body")
+    await store.transact(lambda tx: tx.execute("DELETE FROM states"))
+    with pytest.raises(InternalError, match="missing in the database"):
+        await store.states.body(TENANT)
 
 
 async def test_dropping_forgets_versions_and_lock_and_nothing_of_others(tmp_path: Path) -> None:
