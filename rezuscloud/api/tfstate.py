@@ -183,22 +183,20 @@ async def _receive(request: web.Request, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
-    while chunk := await _next_chunk(request):
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-async def _next_chunk(request: web.Request) -> bytes:
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_SILENCE_S):
-            return await request.content.readany()
+        async with asyncio.timeout(_SILENCE_S) as silence:
+            async for chunk in request.content.iter_any():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+                silence.reschedule(loop.time() + _SILENCE_S)
     except TimeoutError:
         raise RequestTimeout(f"the upload stood still for {_SILENCE_S:.0f} s; nothing was stored") from None
     except web.RequestPayloadError as error:
         raise BadRequest(f"the upload cannot be read; nothing was stored ({error})") from None
+    return b"".join(chunks)
 
 
 def _too_large(max_bytes: int) -> TooLarge:

@@ -234,16 +234,7 @@ class StateBackend:
         the stored one.
         """
         self.check_lock(access, lock_id)
-        # Side by side: on a large state either takes longer than its upload.
-        problem, upload = await asyncio.gather(
-            asyncio.to_thread(_check_md5, body, md5_base64),
-            asyncio.to_thread(self._read_upload, access, body),
-            return_exceptions=True,
-        )
-        if isinstance(problem, BaseException):
-            raise problem
-        if isinstance(upload, BaseException):
-            raise upload
+        upload = await self._examine(access, body, md5_base64)
         await self._transact(access, lambda desk: self._put(desk, access, lock_id, body, upload))
 
     async def adopt(self, access: StateAccess, body: bytes) -> None:
@@ -254,7 +245,7 @@ class StateBackend:
         """
         self._check_open()
         body = await asyncio.to_thread(self._with_lineage, access, body)
-        upload = await asyncio.to_thread(self._read_upload, access, body)
+        upload = await self._examine(access, body, None)
 
         def store(desk: Desk) -> bool:
             held = self._store.states.lock(access.tenant_uid, desk.tx)
@@ -305,11 +296,31 @@ class StateBackend:
                 # It is stored: tofu must not be told otherwise.
                 log.exception("a listener failed on a new state of tenant %s", access.tenant)
 
-    def _read_upload(self, access: StateAccess, body: bytes) -> _Upload:
-        sha256 = _sha256(body)
+    async def _examine(self, access: StateAccess, body: bytes, md5_base64: str | None) -> _Upload:
+        """All that can be known of a state without looking at what is stored. Raises BadRequest, Conflict.
+
+        Side by side, for on a large state each part takes as long as its upload.
+        """
+        work = (
+            asyncio.to_thread(_check_md5, body, md5_base64),
+            asyncio.to_thread(_sha256, body),
+            asyncio.to_thread(self._read_upload, access, body),
+        )
+        problem, sha256, reading = await asyncio.gather(*work, return_exceptions=True)
+        if isinstance(problem, BaseException):
+            raise problem
+        if isinstance(sha256, BaseException):
+            raise sha256
+        if isinstance(reading, BaseException):
+            raise reading
+        facts, key_id = reading
+        return _Upload(facts, sha256, key_id is not None, key_id or "")
+
+    def _read_upload(self, access: StateAccess, body: bytes) -> tuple[StateFacts, str | None]:
+        """What a state says of itself, and its key's id; None for a plain one."""
         outline = without_payload(body)
         if not is_encrypted(outline):
-            return _Upload(read_facts(body), sha256, encrypted=False, key_id="")
+            return read_facts(body), None
         try:
             key_id = header(outline).key_id
             plain = self._keys.open_state(access.tenant_uid, body)
@@ -322,7 +333,7 @@ class StateBackend:
                 f"none of ours or does not fit. It wants the key of `rezusctl state env {access.tenant}`: "
                 "repeat it with that environment."
             ) from None
-        return _Upload(read_facts(plain), sha256, encrypted=True, key_id=key_id)
+        return read_facts(plain), key_id
 
     def _with_lineage(self, access: StateAccess, body: bytes) -> bytes:
         lineage = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{access.tenant_uid}/{access.run}"))
