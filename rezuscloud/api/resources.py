@@ -92,9 +92,9 @@ class Resources:
             ) from None
 
     def recognises(self, request: web.Request) -> bool:
-        """A plain GET of objects, about which no other route could say anything."""
+        """A plain request for objects, about which no other route could say anything."""
         path = request.rel_url.raw_path
-        if request.method != "GET" or not path.startswith(PREFIX):
+        if request.method not in _DIRECT or not path.startswith(PREFIX):
             return False
         try:
             return not read_path(path).subresource
@@ -251,6 +251,8 @@ class Resources:
         return _written(request, orjson.dumps(answer), drop)
 
 
+_DIRECT = frozenset({"GET", "PUT", "PATCH"})
+"""Methods of objects that need none of what aiohttp's router knows."""
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
